@@ -1,0 +1,1 @@
+"""Tandem: PPO post-training of language models, actor and critic together."""

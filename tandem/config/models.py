@@ -1,0 +1,106 @@
+"""The knobs of the models: policy, value, reference; their optimizers; and the engine that generates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tandem.config.algorithm import Count, Fraction, NotNegative, Positive
+from tandem.config.section import Section
+
+Precision = Literal["float32", "bfloat16"]
+
+
+class Tokenizer(Section):
+    """The tokenizer and how a chat becomes tokens."""
+
+    name: str | None = None  # None: the policy's model_name
+    chat_template: str | None = None  # a path of a Jinja file; None: the tokenizer's own
+    chat_template_kwargs: dict[str, str | int | float | bool] = {}
+
+
+class AdamW(Section):
+    """AdamW (arXiv:1711.05101)."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Positive = 1e-6
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: Positive = 1e-8
+
+
+class Schedule(Section):
+    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine down to `min_lr_ratio`."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    min_lr_ratio: Fraction = 0.0  # of lr; no meaning for constant
+
+
+class SequencePacking(Section):
+    """Micro-batches by token budget: rows are packed end to end, without padding, up to this many tokens."""
+
+    train_mb_tokens: Count = 8192
+    logprob_mb_tokens: Count | None = None  # None: train_mb_tokens
+    algorithm: Literal["first_fit_decreasing", "modified_first_fit_decreasing", "concatenative"] = (
+        "first_fit_decreasing"
+    )
+
+
+class TransformersEngine(Section):
+    """The reference engine: transformers models with continuous batching."""
+
+    name: Literal["transformers"] = "transformers"
+    max_concurrent_samples: Count = 64
+
+
+class Generation(Section):
+    """The law that responses are drawn from, and the engine that draws."""
+
+    max_new_tokens: Count = 256
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Count | None = None
+    stop_token_ids: tuple[int, ...] = ()  # besides the tokenizer's eos
+    val_temperature: NotNegative = 0.0  # 0: greedy
+    engine: TransformersEngine = TransformersEngine()
+
+
+class TrainedModel(Section):
+    """What a policy and a value model share."""
+
+    precision: Precision = "bfloat16"  # of the forward and backward pass; weights and optimizer are float32
+    attention: Literal["auto", "sdpa", "varlen"] = "auto"  # auto: varlen on a GPU, sdpa on a CPU
+    activation_checkpointing: bool = False
+    logprob_chunk_size: Count = 1024  # tokens whose logits exist at one time
+    max_grad_norm: Positive | None = 1.0
+    max_skipped_optimizer_steps: Annotated[int, Field(ge=0)] = 3  # steps refused for NaN or Inf before the run ends
+    optimizer: AdamW = AdamW()
+    scheduler: Schedule = Schedule()
+    sequence_packing: SequencePacking = SequencePacking()
+
+
+class Policy(TrainedModel):
+    """The actor."""
+
+    model_name: str  # a hub name, a local directory, or `quickstart`
+    trust_remote_code: bool = False
+    tokenizer: Tokenizer = Tokenizer()
+    train_global_batch_size: Count  # samples of one mini-batch: one optimizer step
+    max_total_sequence_length: Count = 2048
+    generation: Generation = Generation()
+
+
+class Value(TrainedModel):
+    """The critic: the same backbone with a scalar head."""
+
+    model_name: str | None = None  # None: the policy's backbone
+    trust_remote_code: bool = False
+
+
+class Reference(Section):
+    """A frozen model: the anchor of the KL penalty, or the teacher of `opd`."""
+
+    model_name: str | None = None  # None: the policy as it was at the start
+    trust_remote_code: bool = False

@@ -1,0 +1,156 @@
+"""The knobs of a run: data, environment, checkpoints, logs, machine; and the whole config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tandem.config.algorithm import AsyncRl, Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
+from tandem.config.models import Policy, Reference, Value
+from tandem.config.section import Section
+
+
+class ArithmeticData(Section):
+    """The built-in word problems: endless, split into disjoint streams."""
+
+    name: Literal["arithmetic"]
+    size: Count = 4096  # prompts of one epoch
+    split: Literal["train", "validation"] = "train"
+
+
+class JsonlData(Section):
+    """A local file of JSON lines."""
+
+    name: Literal["jsonl"]
+    path: str
+    prompt_field: str = "question"
+    answer_field: str = "answer"
+
+
+DataSource = Annotated[ArithmeticData | JsonlData, Field(discriminator="name")]
+
+
+class Data(Section):
+    """Where prompts come from and how they are put to the model."""
+
+    train: DataSource
+    validation: DataSource | None = None
+    shuffle: bool = True
+    prompt_template: str = "{question}"
+    system_prompt: str | None = None
+    on_too_long: Literal["error", "skip"] = "error"  # a prompt that leaves no room for max_new_tokens
+
+
+class ArithmeticVerifier(Section):
+    """1 if the number after the last `The answer is` is right."""
+
+    name: Literal["arithmetic"]
+
+
+class Gsm8kVerifier(Section):
+    """1 if the number after the last `####` or `The answer is` is right; commas, signs and currency normalised."""
+
+    name: Literal["gsm8k"]
+
+
+class PythonVerifier(Section):
+    """Your own function, `module:name`: (question, answer, response) -> a number, or {component: number}."""
+
+    name: Literal["python"]
+    target: str
+
+
+Verifier = Annotated[ArithmeticVerifier | Gsm8kVerifier | PythonVerifier, Field(discriminator="name")]
+
+
+class Env(Section):
+    """How a response is scored."""
+
+    name: Literal["single_turn"] = "single_turn"
+    verifier: Verifier
+    score_timeout_s: Positive = 60.0
+    max_rollout_failures: Annotated[int, Field(ge=0)] = 16  # lifetime; past it the run ends with the first cause
+
+
+class Checkpointing(Section):
+    """What is kept on disk."""
+
+    enabled: bool = True
+    save_period: Count = 10
+    save_at_end: bool = True
+    keep_last_n: Count = 2
+    resume: str = "auto"  # auto | never | the path of a checkpoint
+
+
+class Wandb(Section):
+    """Weights & Biases; needs the extra `wandb`."""
+
+    project: str
+    name: str | None = None
+
+
+class Mlflow(Section):
+    """MLflow; needs the extra `mlflow`."""
+
+    experiment_name: str
+    tracking_uri: str | None = None
+
+
+class Logger(Section):
+    """Where metrics go besides metrics.jsonl and timeline.json in the run directory."""
+
+    console: Literal["live", "lines", "off"] = "live"  # live falls back to lines when there is no terminal
+    tensorboard: bool = True
+    timeline: bool = True
+    wandb: Wandb | None = None
+    mlflow: Mlflow | None = None
+    num_val_samples_to_print: Annotated[int, Field(ge=0)] = 2
+
+
+class DataPlane(Section):
+    """Where samples wait between the rooms."""
+
+    name: Literal["memory"] = "memory"
+
+
+class Cluster(Section):
+    """The machine."""
+
+    launch: Literal["local"] = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    num_threads: Count | None = None  # torch threads; None: torch's own choice
+    deterministic: bool = True  # torch.use_deterministic_algorithms
+
+
+class Config(Section):
+    """The whole run. Exactly one of `ppo` and `grpo`."""
+
+    name: str = "run"
+    seed: Annotated[int, Field(ge=0)] = 42
+    run_dir: str | None = None  # None: a new runs/<name>-<time>
+    ppo: Ppo | None = None
+    grpo: Grpo | None = None
+    policy: Policy
+    value: Value | None = None
+    reference: Reference | None = None
+    loss_fn: PolicyLoss = PolicyLoss()
+    value_loss_fn: ValueLoss | None = None
+    async_rl: AsyncRl = AsyncRl()
+    data_plane: DataPlane = DataPlane()
+    data: Data
+    env: Env
+    checkpointing: Checkpointing = Checkpointing()
+    logger: Logger = Logger()
+    cluster: Cluster = Cluster()
+
+    @property
+    def algorithm(self) -> Ppo | Grpo:
+        """The one of the two sections that is set."""
+        chosen = self.ppo or self.grpo
+        assert chosen is not None, "checked when loaded"
+        return chosen
+
+    @property
+    def policy_training_start_step(self) -> int:
+        return self.ppo.policy_training_start_step if self.ppo else 0

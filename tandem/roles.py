@@ -1,0 +1,137 @@
+"""THE architecture on one page: the roles that rooms play for each other. Only launch/ knows who plays them.
+
+Everything that may wait is async. Tensors move through the DataPlane or the WeightSync; the controller holds handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tandem.types import Batch, Generation, Metrics, Prompt, Sample, Sampling, Score
+
+if TYPE_CHECKING:
+    import torch
+
+# An environment asks for text with this: the row so far -> what the policy writes next.
+Write = Callable[[Sequence[int]], Awaitable[Generation]]
+# A weight by its Hugging Face name. Bytes of equal weights are equal; order is the model's own.
+NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
+# Tensor name -> digest of its bytes.
+Fingerprint = Mapping[str, str]
+
+
+class Dataset(Protocol):
+    """Prompts by index: `prompt(i)` is a pure function of (seed, i), so a position is all a checkpoint needs."""
+
+    def __len__(self) -> int:
+        """Prompts in one epoch."""
+        ...
+
+    def prompt(self, index: int) -> Prompt:
+        """The prompt at a place of the run's stream; index // len is the epoch."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores one response. Raises RolloutFailed when it cannot: an error is never a reward of 0."""
+
+    async def score(self, prompt: Prompt, response: str) -> Score: ...
+
+
+class Environment(Protocol):
+    """Plays one episode of a prompt: asks for text, answers, scores."""
+
+    async def play(self, prompt: Prompt, write: Write) -> Sample: ...
+
+
+class Engine(Protocol):
+    """Writes tokens. One call is one sequence; batching is the engine's business. Results do not depend on it."""
+
+    async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation: ...
+
+    async def pause(self) -> None:
+        """Returns when no request is being written; new ones wait until resume()."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, version: int, weights: NamedTensors) -> None:
+        """Take these weights as `version`. Only while paused."""
+        ...
+
+    async def fingerprint(self) -> Fingerprint:
+        """Digest of the weights that the next token will be written with."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """A model that infers and learns. Actor, critic and reference are all Trainers: head and loss differ."""
+
+    async def infer(self, batch: Batch, out: str) -> Metrics:
+        """Forward only; one row a sample is put into the plane's column `out`."""
+        ...
+
+    async def forward_backward(self, batch: Batch, scale: Mapping[str, float]) -> Metrics:
+        """Add the gradient of the SUM of the weighted losses. May be called in chunks. `scale` multiplies auxiliary terms."""
+        ...
+
+    async def optim_step(self, divisor: float) -> Metrics:
+        """Divide the gradient by `divisor`, clip, step, clear."""
+        ...
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights by Hugging Face name, in the precision that engines run."""
+        ...
+
+    async def save(self, directory: Path) -> None: ...
+
+    async def load(self, directory: Path) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class DataPlane(Protocol):
+    """Columns of ragged rows, one tensor a sample. A missing row or column is a KeyError: never a wait, never zeros."""
+
+    async def put(self, keys: Sequence[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None: ...
+
+    async def get(self, keys: Sequence[int], names: Sequence[str]) -> dict[str, list[torch.Tensor]]: ...
+
+    async def drop(self, keys: Sequence[int]) -> None:
+        """Forget whole rows. Dropping what is not there is no error."""
+        ...
+
+    async def save(self, directory: Path) -> None: ...
+
+    async def load(self, directory: Path) -> None: ...
+
+
+class WeightSync(Protocol):
+    """Trainer -> engines. Afterwards every engine's fingerprint equals the trainer's, or the run ends."""
+
+    async def publish(self, version: int) -> Metrics: ...
+
+
+class Algorithm(Protocol):
+    """Learns from one batch."""
+
+    async def step(self, batch: Batch, train_policy: bool) -> Metrics: ...
+
+
+class Gpus(Protocol):
+    """Who may use the accelerators: `training()` holds them for the trainers; engines on the same ones sleep meanwhile."""
+
+    def training(self) -> AbstractAsyncContextManager[None]: ...
+
+
+class Sink(Protocol):
+    """Where metrics go: one flat record a step."""
+
+    def write(self, step: int, record: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,189 @@
+"""The nouns every room shares: prompts, samples, groups, batches, generations and metrics that merge exactly.
+
+Shape legend (suffixes of tensor names, everywhere):
+    N samples of a batch        G groups              T tokens of a padded row (prompt and response together)
+    P tokens of a packed micro-batch, rows end to end V vocabulary            H hidden size            B bins of a value head
+Token alignment: column t of any per-token column belongs to token t given the tokens before it. `values` at t is the
+critic's estimate of the state before token t. Position 0 of a row has no context: its mask is always False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+class RolloutFailed(Exception):
+    """The one survivable error: this rollout gives no samples. Counted, budgeted, logged; its ticket returns."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of the run. `index` is its place in the run's stream (over epochs); `id` is the data set's own name."""
+
+    index: int
+    id: str
+    question: str
+    answer: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The law a response is drawn from, and where it ends. `temperature` 0 means greedy (log-probs then at temperature 1)."""
+
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    stop_token_ids: tuple[int, ...]
+    top_k: int | None = None
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What an engine wrote: token ids (the stop token included), their log-probs under the sampled law, and the version of each."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Score:
+    """A verifier's verdict. `components` are named parts of the reward, logged one by one."""
+
+    reward: float
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to a prompt as an environment returns it: the whole row, and which of its tokens the policy wrote."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    score: Score
+    truncated: bool
+    text: str
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.mask), len(self.logprobs), len(self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"a sample's tokens, mask, logprobs and versions must be of one length, got {lengths}")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt as handles: keys into the data plane, and the few numbers the controller needs."""
+
+    index: int
+    prompt_id: str
+    keys: tuple[int, ...]
+    lengths: tuple[int, ...]
+    written: tuple[int, ...]
+    rewards: tuple[float, ...]
+    oldest_version: int
+    newest_version: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A handle to samples in the data plane. Rows keep this order everywhere; lengths are in tokens, prompt included."""
+
+    keys: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @staticmethod
+    def of(groups: Iterable[Group]) -> Batch:
+        groups = list(groups)
+        return Batch(tuple(k for g in groups for k in g.keys), tuple(n for g in groups for n in g.lengths))
+
+    def pick(self, positions: Iterable[int]) -> Batch:
+        positions = list(positions)
+        return Batch(tuple(self.keys[i] for i in positions), tuple(self.lengths[i] for i in positions))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A count or an amount: merging adds."""
+
+    amount: float
+
+    def merge(self, other: Sum) -> Sum:
+        return Sum(self.amount + other.amount)
+
+    @property
+    def value(self) -> float:
+        return self.amount
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A weighted mean kept as its two sums, so that merging parts gives the mean of the whole."""
+
+    total: float
+    count: float
+
+    def merge(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else float("nan")
+
+
+@dataclass(frozen=True)
+class Max:
+    """A largest value: merging takes the larger."""
+
+    largest: float
+
+    def merge(self, other: Max) -> Max:
+        return Max(max(self.largest, other.largest))
+
+    @property
+    def value(self) -> float:
+        return self.largest
+
+
+@dataclass(frozen=True)
+class Min:
+    """A smallest value: merging takes the smaller."""
+
+    smallest: float
+
+    def merge(self, other: Min) -> Min:
+        return Min(min(self.smallest, other.smallest))
+
+    @property
+    def value(self) -> float:
+        return self.smallest
+
+
+Metric = Sum | Mean | Max | Min
+Metrics = dict[str, Metric]
+
+
+def merge(*parts: Mapping[str, Metric]) -> Metrics:
+    """Merge metrics name by name. Two parts of one name must be of one kind."""
+    merged: Metrics = {}
+    for part in parts:
+        for name, metric in part.items():
+            if name not in merged:
+                merged[name] = metric
+                continue
+            known = merged[name]
+            if type(known) is not type(metric):
+                raise TypeError(f"metric {name!r} is a {type(known).__name__} here and a {type(metric).__name__} there")
+            merged[name] = known.merge(metric)  # type: ignore[arg-type]  # same kind, checked above
+    return merged
