@@ -1,6 +1,6 @@
 """Make the quickstart's model: a tiny tokenizer and a tiny Llama, trained on the built-in word problems.
 
-First every answer is worked; then 65 % are bare guesses, so that greedy decoding guesses and PPO has something to teach.
+First every answer is worked; then 65 % are bare, so that greedy decoding guesses and PPO has something to teach.
 
     python scripts/make_quickstart_model.py --out tandem/assets/quickstart
 """
@@ -8,10 +8,11 @@ First every answer is worked; then 65 % are bare guesses, so that greedy decodin
 import argparse
 import json
 import math
-import re
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -25,12 +26,15 @@ POSITIONS = 1024
 # A system or tool message has no marker of its own: it reads as one more user turn. Only an assistant's turn ends.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}" + ASSISTANT + "{{ message['content'] }}" + END + "{% else %}"
-    "" + USER + "{{ message['content'] }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
+    "{% else %}<|user|>{{ message['content'] }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 # Merges that the problems leave over go to common English, so that other data costs fewer tokens.
-COMMON_WORDS = " the of and to in is it that for was on are with as at be this have from or had by not but what all were"
+COMMON_WORDS = (
+    " the of and to in is it that for was on are with as at be this have from or had by not but what all were"
+)
 NEW_TOKENS = 28
 UNTRAINED = -100
 EVALUATED = 512
@@ -53,29 +57,31 @@ class Recipe:
         return self.worked_steps + self.mixed_steps
 
 
+class Record(TypedDict):
+    """What `accuracy.json` holds."""
+
+    accuracy: dict[str, float]
+    recipe: dict[str, float]
+    threads: int
+    cpu_seconds: int
+
+
 def main() -> None:
     """Train, round, measure what was rounded, write the folder."""
     arguments = _parse_arguments()
     torch.set_num_threads(arguments.threads)
-    recipe = Recipe(
-        seed=arguments.seed,
-        worked_steps=arguments.steps,
-        mixed_steps=arguments.mixed_steps,
-        batch=arguments.batch,
-        learning_rate=arguments.learning_rate,
-        bare_share=arguments.bare_share,
-    )
     out: Path = arguments.out
+    names = ("seed", "worked_steps", "mixed_steps", "batch", "learning_rate", "bare_share")
+    recipe = Recipe(**{name: vars(arguments)[name] for name in names})
     tokenizer = make_tokenizer(recipe.seed)
     model = make_model(recipe.seed)
     started = time.process_time()
     train(model, tokenizer, recipe)
     cpu_seconds = time.process_time() - started
-    # Measured as it is used: the weights in bfloat16 precision, the sums in float32.
-    model = model.to(torch.bfloat16).float()
-    accuracy = measure(model, tokenizer)
     save(model, tokenizer, out)
-    record = {"accuracy": accuracy, "recipe": vars(recipe), "cpu_seconds": round(cpu_seconds)}
+    # What was saved is measured: its weights are rounded to bfloat16, its sums are in float32.
+    accuracy = measure(LlamaForCausalLM.from_pretrained(out, dtype=torch.float32), tokenizer)
+    record = Record(accuracy=accuracy, recipe=asdict(recipe), threads=arguments.threads, cpu_seconds=round(cpu_seconds))
     (out / "accuracy.json").write_text(json.dumps(record, indent=2) + "\n")
     (out / "README.md").write_text(describe(record))
     print(json.dumps(record, indent=2))
@@ -191,10 +197,9 @@ def measure(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict
     worked = [(text, one) for text, one in zip(sampled, drawn, strict=True) if text[:1].isdigit()]
     bare = [(text, one) for text, one in zip(sampled, drawn, strict=True) if not text[:1].isdigit()]
     return {
-        "greedy": _share_right(list(zip(greedy, drawn, strict=True))),
-        "sampled": _share_right(list(zip(sampled, drawn, strict=True))),
-        "greedy_when_work_is_begun": _share_right(list(zip(forced, drawn, strict=True))),
-        "greedy_worked_share": round(sum(text[:1].isdigit() for text in greedy) / len(greedy), 4),
+        "greedy": _share_right(zip(greedy, drawn, strict=True)),
+        "sampled": _share_right(zip(sampled, drawn, strict=True)),
+        "greedy_when_work_is_begun": _share_right(zip(forced, drawn, strict=True)),
         "sampled_worked_share": round(len(worked) / len(drawn), 4),
         "sampled_worked": _share_right(worked),
         "sampled_bare": _share_right(bare),
@@ -207,8 +212,7 @@ def answer(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], temperature: float = 0.0
 ) -> list[str]:
     """The model's continuations as text; temperature 0 is greedy."""
-    tokenizer.padding_side = "left"
-    batch = tokenizer(prompts, padding=True, add_special_tokens=False, return_tensors="pt")
+    batch = tokenizer(prompts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
     written = model.generate(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
@@ -224,15 +228,41 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(eos_token_id=model.config.eos_token_id, pad_token_id=3)
     model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.padding_side = "right"
     tokenizer.save_pretrained(out)
     for file in out.iterdir():
         file.chmod(0o644)
 
 
-def describe(record: dict) -> str:
-    """The folder's README."""
-    return ""
+def describe(record: Record) -> str:
+    """The folder's README: what lies here, how it was made, how good it is."""
+    recipe, accuracy = record["recipe"], record["accuracy"]
+    command = f"--seed {recipe['seed']} --steps {recipe['worked_steps']} --mixed-steps {recipe['mixed_steps']}"
+    command += f" --batch {recipe['batch']} --bare-share {recipe['bare_share']} --threads {record['threads']}"
+    return f"""# The quickstart's model
+
+A Llama of 0.84 million parameters (hidden 128, 4 layers, 4 heads, 2 key-value heads, 384 tokens, bfloat16) with its
+byte-level BPE tokenizer and chat template. It exists to be trained by `tandem train quickstart`. Made by
+
+    uv run python scripts/make_quickstart_model.py {command}
+
+in {record["cpu_seconds"]} CPU-seconds, from scratch, on the word problems of `tandem/data/arithmetic.py`:
+{recipe["worked_steps"]} steps of worked answers: "17-12=5. 5+8=13. The answer is 13.".
+{recipe["mixed_steps"]} steps in which {recipe["bare_share"]:.0%} of the answers are bare: "The answer is 13.".
+Every answer trained on is correct. So the model knows how to work a problem out, but left to itself it mostly guesses;
+PPO rewards right answers only, and that teaches it to show its work.
+
+Accuracy of these rounded weights on {accuracy["problems"]} held-out problems (`accuracy.json`):
+
+| decoding | accuracy |
+|---|---|
+| greedy | {accuracy["greedy"]:.3f} |
+| sampled at temperature 1 | {accuracy["sampled"]:.3f} |
+| ... the samples that show their work ({accuracy["sampled_worked_share"]:.0%}) | {accuracy["sampled_worked"]:.3f} |
+| ... the samples that do not | {accuracy["sampled_bare"]:.3f} |
+| greedy, the first digit of the work written for it | {accuracy["greedy_when_work_is_begun"]:.3f} |
+
+Chat format: `<|user|>question<|assistant|>answer<|end|>`; system and tool messages read as one more user turn.
+"""
 
 
 def _loss(model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -248,19 +278,17 @@ def _learning_rate(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / recipe.steps)))
 
 
-def _share_right(answers: list[tuple[str, Problem]]) -> float:
-    pattern = re.compile(r"The answer is (\d+)\.$")
-    found = [(pattern.search(text), one.answer) for text, one in answers]
-    right = sum(match is not None and int(match.group(1)) == wanted for match, wanted in found)
-    return round(right / max(len(answers), 1), 4)
+def _share_right(answers: Iterable[tuple[str, Problem]]) -> float:
+    right = [text.endswith(one.bare) for text, one in answers]
+    return round(sum(right) / max(len(right), 1), 4)
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("tandem/assets/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=600, help="steps on worked answers")
-    parser.add_argument("--mixed-steps", type=int, default=120, help="steps on bare and worked answers")
+    parser.add_argument("--steps", dest="worked_steps", type=int, default=420, help="steps on worked answers")
+    parser.add_argument("--mixed-steps", type=int, default=100, help="steps on bare and worked answers")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--bare-share", type=float, default=0.65)

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tandem.types import Batch, Generation, Metrics, Prompt, Sample, Sampling, Score
+from tandem.types import Batch, Generation, Group, Metrics, Prompt, Sample, Sampling, Score
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,9 @@ class DataPlane(Protocol):
         """Forget whole rows. Dropping what is not there is no error."""
         ...
 
-    async def save(self, directory: Path) -> None: ...
+    async def save(self, keys: Sequence[int], directory: Path) -> None:
+        """Write these rows with all their columns."""
+        ...
 
     async def load(self, directory: Path) -> None: ...
 
@@ -120,7 +122,21 @@ class WeightSync(Protocol):
 class Algorithm(Protocol):
     """Learns from one batch."""
 
-    async def step(self, batch: Batch, train_policy: bool) -> Metrics: ...
+    async def step(self, batch: Batch, *, step: int, train_policy: bool) -> Metrics:
+        """`train_policy` is False in critic warm-up: then only the critic learns."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must keep beside the models."""
+        ...
+
+    def restore(self, state: Mapping[str, float]) -> None: ...
+
+
+class RollOut(Protocol):
+    """Prompt -> finished group, its rows in the plane; None when it gives no learning signal."""
+
+    async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None: ...
 
 
 class Gpus(Protocol):

@@ -89,25 +89,34 @@ class Group:
     lengths: tuple[int, ...]
     written: tuple[int, ...]
     rewards: tuple[float, ...]
+    truncated: tuple[bool, ...]
+    components: Mapping[str, tuple[float, ...]]
     oldest_version: int
     newest_version: int
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A handle to samples in the data plane. Rows keep this order everywhere; lengths are in tokens, prompt included."""
+    """A handle to samples in the data plane. Rows keep this order everywhere; lengths are in tokens, prompt included.
+
+    `groups` labels each sample with its group, by the index of its prompt.
+    """
 
     keys: tuple[int, ...]
     lengths: tuple[int, ...]
+    groups: tuple[int, ...]
 
     @staticmethod
     def of(groups: Iterable[Group]) -> Batch:
-        groups = list(groups)
-        return Batch(tuple(k for g in groups for k in g.keys), tuple(n for g in groups for n in g.lengths))
+        rows = [(key, length, group.index) for group in groups for key, length in zip(group.keys, group.lengths, strict=True)]
+        return Batch(tuple(r[0] for r in rows), tuple(r[1] for r in rows), tuple(r[2] for r in rows))
 
     def pick(self, positions: Iterable[int]) -> Batch:
-        positions = list(positions)
-        return Batch(tuple(self.keys[i] for i in positions), tuple(self.lengths[i] for i in positions))
+        """The samples at these positions, in this order."""
+        at = list(positions)
+        return Batch(
+            tuple(self.keys[i] for i in at), tuple(self.lengths[i] for i in at), tuple(self.groups[i] for i in at)
+        )
 
     def __len__(self) -> int:
         return len(self.keys)

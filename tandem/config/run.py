@@ -120,7 +120,6 @@ class Cluster(Section):
     launch: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Count | None = None  # torch threads; None: torch's own choice
-    deterministic: bool = True  # torch.use_deterministic_algorithms
 
 
 class Config(Section):

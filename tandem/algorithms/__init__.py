@@ -1,0 +1,1 @@
+"""The maths of post-training: pure torch functions, tensors and numbers in, tensors out."""

@@ -1,0 +1,92 @@
+"""The command line: tandem train | check | eval. Light to import: torch is loaded only by commands that compute."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Post-train language models with PPO: actor and critic together, synchronously or asynchronously.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Recipe = Annotated[str, typer.Argument(help="A shipped recipe (quickstart, ...) or the path of a YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in ppo.max_num_steps=20", show_default=False)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train by a recipe. Ctrl-C ends the run; the same run_dir goes on from its last checkpoint."""
+    from tandem.config.load import load
+
+    loaded = load(recipe, overrides or [])
+    from tandem.launch.local import train as train_local
+
+    train_local(loaded)
+
+
+@app.command()
+def check(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Print the effective config with the origin of every value, or every error at once. Needs no GPU."""
+    from tandem.config.check import render
+    from tandem.config.load import load
+
+    Console().print(render(load(recipe, overrides or [])))
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A run directory, one of its checkpoints, or a recipe.")],
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Score the validation set: with a run's newest checkpoint, one of its checkpoints, or a recipe's model."""
+    from tandem.launch.evaluate import evaluate_target
+
+    evaluate_target(target, overrides or [])
+
+
+def main() -> None:
+    """Run a command. Whatever goes wrong ends in one message and an exit code: 2 for bad input, 1 for a failed run."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        sys.exit(explain(error))
+
+
+def explain(error: Exception) -> int:
+    """Say what went wrong, in one message; with --debug, raise it instead. Returns the exit code."""
+    if "--debug" in sys.argv:
+        raise error
+    causes = leaves(error)
+    if hasattr(error, "format_message"):  # a usage error of the command line itself
+        complain(error.format_message())
+        return 2
+    for cause in causes:
+        complain(str(cause) or type(cause).__name__)
+    Console(stderr=True).print("(--debug shows the traceback)", style="dim")
+    return 2 if all(isinstance(cause, ValueError) for cause in causes) else 1
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors inside a group of errors, each message once."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    flat = [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return list({str(leaf): leaf for leaf in flat}.values())
+
+
+def complain(message: str) -> None:
+    Console(stderr=True).print("error:", message, style="red", markup=False, highlight=False, soft_wrap=True)

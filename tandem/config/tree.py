@@ -1,0 +1,98 @@
+"""A config before it is checked: values that know where they were written, and how one layer goes over another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.config.run import Config
+from tandem.config.schema import Plain, chosen, sections_of
+from tandem.config.section import Section
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from: the default of its class, a line of a file, or the command line."""
+
+    place: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.place if self.line is None else f"{self.place}:{self.line}"
+
+
+DEFAULT = Origin("default")
+COMMAND_LINE = Origin("command line")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and where its key was written. A mapping holds nodes; anything else is a leaf."""
+
+    value: dict[str, Node] | str | int | float | bool | list[Plain] | None
+    origin: Origin
+
+    @property
+    def children(self) -> dict[str, Node]:
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def name(self) -> Plain:
+        """The `name` that is written in this mapping, if any."""
+        return self.children["name"].value if "name" in self.children else None
+
+    def plain(self) -> Plain:
+        """The value without its origins."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        return self.value
+
+    def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+        """Every node below this one with its key, mappings before what they hold."""
+        for key, child in self.children.items():
+            yield (*prefix, key), child
+            yield from child.walk((*prefix, key))
+
+
+def merge(below: Node, above: Node) -> Node:
+    """Two layers of one kind (two overrides of the command line): mappings merge, else `above` replaces `below`."""
+    return _merge(below, above, None)
+
+
+def layer(below: Node, above: Node) -> Node:
+    """A recipe over its parent, or the command line over a recipe.
+
+    As `merge`, but where `above` chooses another variant of a union (`name: grpo` over a `name: gae`), what `below`
+    wrote for its own variant goes: those keys mean nothing in the new one.
+    """
+    return _merge(below, above, Config)
+
+
+def without_defaults(tree: Node, section: type[Section] | None = Config) -> Node:
+    """Take back every key whose value is the word `default`, where the section has a default for it."""
+    kept: dict[str, Node] = {}
+    for key, child in tree.children.items():
+        field = section.model_fields.get(key) if section else None
+        if field is not None and child.value == "default" and not field.is_required():
+            continue
+        inner = chosen(field, child.name) if field is not None else None
+        kept[key] = without_defaults(child, inner) if child.children else child
+    return Node(kept, tree.origin)
+
+
+def _merge(below: Node, above: Node, section: type[Section] | None) -> Node:
+    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    children = dict(below.children)
+    for key, child in above.children.items():
+        if key not in children:
+            children[key] = child
+            continue
+        field = section.model_fields.get(key) if section else None
+        if field is None:
+            children[key] = _merge(children[key], child, None)
+            continue
+        old, new = chosen(field, children[key].name), chosen(field, child.name)
+        other = len(sections_of(field.annotation)) > 1 and child.name is not None and new is not old
+        children[key] = child if other else _merge(children[key], child, old)
+    return Node(children, above.origin)

@@ -1,0 +1,1 @@
+"""The controller: one loop for sync and async training, on asyncio alone."""

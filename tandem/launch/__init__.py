@@ -1,0 +1,1 @@
+"""The only room that names implementations: it builds the roles and runs the loop."""

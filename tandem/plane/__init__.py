@@ -1,0 +1,1 @@
+"""Where samples wait between the rooms: columns of ragged rows."""

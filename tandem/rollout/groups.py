@@ -1,0 +1,108 @@
+"""Prompt -> finished group: plays the samples of a prompt, puts their rows into the data plane, returns handles."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from tandem.roles import DataPlane, Engine, Environment
+from tandem.types import Generation, Group, Prompt, RolloutFailed, Sample, Sampling
+
+
+def request_seed(run_seed: int, index: int, sample: int, attempt: int, turn: int) -> int:
+    """A seed of 63 bits for one request: the same wherever, whenever and beside whatever it runs."""
+    name = f"{run_seed}/{index}/{sample}/{attempt}/{turn}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+
+
+class GroupRollOut:
+    """Plays `samples` episodes of a prompt at one time. A group is whole or it is not there."""
+
+    def __init__(
+        self, *, env: Environment, engine: Engine, plane: DataPlane, samples: int, sampling: Sampling, need_spread: bool
+    ) -> None:
+        """`sampling.seed` is the run's seed; `need_spread` gives up groups whose rewards are all equal."""
+        self._env = env
+        self._engine = engine
+        self._plane = plane
+        self._samples = samples
+        self._sampling = sampling
+        self._need_spread = need_spread
+
+    async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None:
+        """The finished group, or None when it gives no learning signal. Raises RolloutFailed when a sample fails."""
+        samples = await self.play(prompt, attempt=attempt)
+        if self._need_spread and len({sample.score.reward for sample in samples}) == 1:
+            return None
+        keys = tuple(prompt.index * self._samples + number for number in range(self._samples))
+        await self._plane.put(keys, columns_of(samples))
+        return group_of(prompt, keys, samples)
+
+    async def play(self, prompt: Prompt, *, attempt: int) -> list[Sample]:
+        """All samples of the prompt. The first failure cancels the others."""
+        try:
+            async with asyncio.TaskGroup() as episodes:
+                tasks = [
+                    episodes.create_task(self._env.play(prompt, self._writer(prompt.index, number, attempt)))
+                    for number in range(self._samples)
+                ]
+        except* RolloutFailed as failures:
+            raise RolloutFailed(f"prompt {prompt.id!r}: {first_leaf(failures)}") from failures
+        return [task.result() for task in tasks]
+
+    def _writer(self, index: int, number: int, attempt: int) -> Callable[[Sequence[int]], asyncio.Future[Generation]]:
+        turn = 0
+
+        def write(tokens: Sequence[int]):  # noqa: ANN202  (the coroutine of Engine.generate)
+            nonlocal turn
+            seed = request_seed(self._sampling.seed, index, number, attempt, turn)
+            turn += 1
+            return self._engine.generate(tokens, replace(self._sampling, seed=seed))
+
+        return write
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """The first real error inside a group of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def columns_of(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
+    """The plane's columns of finished samples; see types.py for the alignment."""
+    columns = {
+        "tokens": [torch.tensor(s.tokens, dtype=torch.int64) for s in samples],
+        "mask": [torch.tensor(s.mask, dtype=torch.bool) for s in samples],
+        "gen_logprobs": [torch.tensor(s.logprobs, dtype=torch.float32) for s in samples],
+        "versions": [torch.tensor(s.versions, dtype=torch.int32) for s in samples],
+        "reward": [torch.tensor(s.score.reward, dtype=torch.float32) for s in samples],
+        "truncated": [torch.tensor(s.truncated, dtype=torch.bool) for s in samples],
+    }
+    for name in samples[0].score.components:
+        columns[f"reward/{name}"] = [torch.tensor(s.score.components[name], dtype=torch.float32) for s in samples]
+    return columns
+
+
+def group_of(prompt: Prompt, keys: tuple[int, ...], samples: Sequence[Sample]) -> Group:
+    """The handle of a finished group. Its age counts from the oldest version that wrote one of its tokens."""
+    versions = [v for s in samples for v, wrote in zip(s.versions, s.mask, strict=True) if wrote]
+    if not versions:
+        raise RolloutFailed(f"prompt {prompt.id!r}: the policy wrote no token")
+    names = samples[0].score.components
+    return Group(
+        index=prompt.index,
+        prompt_id=prompt.id,
+        keys=keys,
+        lengths=tuple(len(s.tokens) for s in samples),
+        written=tuple(sum(s.mask) for s in samples),
+        rewards=tuple(s.score.reward for s in samples),
+        truncated=tuple(s.truncated for s in samples),
+        components={name: tuple(s.score.components[name] for s in samples) for name in names},
+        oldest_version=min(versions),
+        newest_version=max(versions),
+    )

@@ -1,0 +1,20 @@
+"""Settings for the whole suite: one torch thread, no hub, no progress bars."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Timing and bit-equality do not depend on what an earlier test set."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
