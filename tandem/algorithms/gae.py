@@ -1,13 +1,14 @@
-"""Generalised advantage estimation over the tokens the policy wrote, with one lambda for the critic and one for the policy."""
+"""Generalised advantage estimation over the tokens the policy wrote; critic and policy may use different lambdas."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tandem.algorithms.scan import suffix_sum
+from tandem.algorithms.scan import padded_length, suffix_sum_inplace
 
-# Elements of one pass. On a CPU a pass should stay inside the L2 cache (measured); a GPU wants all rows in one launch.
+# Elements of one pass over rows on a CPU: a pass should stay in the L2 cache (measured: half the time of one pass over
+# all rows). A GPU takes all rows in one pass.
 CPU_PASS = 2**17
 
 
@@ -18,6 +19,7 @@ class Gae(NamedTuple):
     returns_NT: Tensor
 
 
+@torch.no_grad()
 def gae(
     rewards_NT: Tensor,
     values_NT: Tensor,
@@ -28,7 +30,7 @@ def gae(
     lambda_policy: float | Tensor,
     bootstrap_N: Tensor | None = None,
 ) -> Gae:
-    """GAE (Schulman et al. 2016, eq. 11-16), with decoupled lambdas (VC-PPO, Yuan et al. 2025; VAPO, Yue et al. 2025).
+    """GAE (Schulman et al. 2016, eq. 11-16), lambdas decoupled as in VC-PPO and VAPO (Yuan et al., Yue et al. 2025).
 
     Only the mask positions p_0 < ... < p_{n-1} of a row are time steps; holes (tool output, padding) are skipped:
 
@@ -36,29 +38,86 @@ def gae(
         A_k      = sum_l (gamma * lambda)^l * delta_{k+l}
         return_k = A_k + V_k
 
-    Computed as the lambda-return G_k = r_k + gamma * h_{k+1} with h_k = (1-lambda) V_k + lambda G_k, hence
-    h_k = [(1-lambda) V_k + lambda r_k] + gamma * lambda * h_{k+1}: one suffix sum over compacted rows, and A = G - V.
-    The sum runs in float64, so a float32 result is exact to its last digits at any length. Lambdas: number or [N].
-    Rewards and values are not differentiated.
+    Computed as the lambda-return: return_k = r_k + gamma * h_{k+1} with h_k = (1-lambda) V_k + lambda return_k, so
+    h_k = [(1-lambda) V_k + lambda r_k] + gamma * lambda * h_{k+1}: one suffix sum, without a loop over tokens.
+    Sums run in float64, so that float32 results are right to their last digits at any length. Lambdas: number or [N].
     """
-    if not rewards_NT.shape == values_NT.shape == mask_NT.shape or mask_NT.dim() != 2:
-        raise ValueError(
-            "gae wants rewards, values and mask of one shape [N, T], got "
-            f"{tuple(rewards_NT.shape)}, {tuple(values_NT.shape)}, {tuple(mask_NT.shape)}."
-        )
-    columns = (_column(value, rewards_NT) for value in (lambda_value, lambda_policy, bootstrap_N))
-    lambda_value_N1, lambda_policy_N1, bootstrap_N1 = columns
-    one_lambda = isinstance(lambda_value, float) and lambda_value == lambda_policy
+    assert rewards_NT.shape == values_NT.shape == mask_NT.shape, (rewards_NT.shape, values_NT.shape, mask_NT.shape)
+    assert mask_NT.dtype == torch.bool, mask_NT.dtype
+    lambda_value_N1, lambda_policy_N1 = (_column(x, mask_NT) for x in (lambda_value, lambda_policy))
+    bootstrap_N1 = _column(0.0 if bootstrap_N is None else bootstrap_N, mask_NT)
+    one_lambda = torch.equal(lambda_value_N1, lambda_policy_N1)
     result = Gae(torch.empty_like(values_NT), torch.empty_like(values_NT))
     rows, length = mask_NT.shape
-    step = rows if mask_NT.is_cuda else max(1, CPU_PASS // max(1, length))
+    step = max(1, rows) if mask_NT.is_cuda else max(1, CPU_PASS // max(1, length))
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        mask = mask_NT[part]
-        rewards, values = rewards_NT[part].double(), values_NT[part].double()
-        walk = _Walk(mask.cumsum(1), mask, bootstrap_N1[part], gamma)
-        returns = walk.returns(rewards, values, lambda_value_N1[part])
-        policy_returns = returns if one_lambda else walk.returns(rewards, values, lambda_policy_N1[part])
+        mask, rewards, values = mask_NT[part], rewards_NT[part].double(), values_NT[part].double()
+        steps_NT = _steps(mask)
+        tail = (mask, steps_NT, gamma, bootstrap_N1[part])
+        returns = _lambda_return(rewards, values, lambda_value_N1[part], *tail)
+        target = returns if one_lambda else _lambda_return(rewards, values, lambda_policy_N1[part], *tail)
         result.returns_NT[part] = torch.where(mask, returns, 0.0)
-        result.advantages_NT[part] = torch.where(mask, policy_returns - values, 0.0)
+        result.advantages_NT[part] = torch.where(mask, target - values, 0.0)
     return result
+
+
+def discounted_returns(rewards_NT: Tensor, mask_NT: Tensor, gamma: float) -> Tensor:
+    """Return-to-go R_k = r_k + gamma * R_{k+1} over the tokens of the mask: GAE with a critic of zeros and lambda 1."""
+    zeros_NT = torch.zeros_like(rewards_NT)
+    return gae(rewards_NT, zeros_NT, mask_NT, gamma=gamma, lambda_value=1.0, lambda_policy=1.0).returns_NT
+
+
+def length_adaptive_lambda(mask_NT: Tensor, alpha: float) -> Tensor:
+    """VAPO (Yue et al. 2025, eq. 11): lambda = 1 - 1 / (alpha * n) for a row of n tokens, 0 where alpha * n <= 1."""
+    return 1.0 - 1.0 / (alpha * mask_NT.sum(dim=1).double()).clamp(min=1.0)
+
+
+def place_last(reward_N: Tensor, mask_NT: Tensor) -> Tensor:
+    """Put a sample's scalar reward on the last token that the policy wrote; rows without one receive nothing."""
+    column_T = torch.arange(mask_NT.shape[1], device=mask_NT.device)
+    last_N1 = torch.where(mask_NT, column_T, -1).amax(dim=1, keepdim=True)
+    return torch.where(column_T == last_N1, reward_N[:, None], 0.0)
+
+
+def _lambda_return(
+    rewards_NT: Tensor,
+    values_NT: Tensor,
+    lambda_N1: Tensor,
+    mask_NT: Tensor,
+    steps_NT: Tensor | None,
+    gamma: float,
+    bootstrap_N1: Tensor,
+) -> Tensor:
+    """r + gamma * h_next (see `gae`); garbage outside the mask."""
+    rows, length = mask_NT.shape
+    h_NT = rewards_NT.new_zeros(rows, padded_length(length + 1))
+    x_NT = torch.where(mask_NT, torch.lerp(values_NT, rewards_NT, lambda_N1), 0.0)
+    if steps_NT is None:
+        h_NT[:, :length] = x_NT
+        end_N1 = _end(mask_NT)
+    else:
+        h_NT.scatter_(1, torch.where(mask_NT, steps_NT, length), x_NT)
+        end_N1 = steps_NT[:, -1:] + 1
+    h_NT.scatter_(1, end_N1, bootstrap_N1)
+    h_NT = suffix_sum_inplace(h_NT, (gamma * lambda_N1).squeeze(1))
+    next_h_NT = h_NT[:, 1 : length + 1] if steps_NT is None else h_NT.gather(1, steps_NT + 1)
+    return torch.add(rewards_NT, next_h_NT, alpha=gamma)
+
+
+def _steps(mask_NT: Tensor) -> Tensor | None:
+    """Time step of every token, counted over the mask; None where no row has a hole, so that columns can stay."""
+    starts_N = (mask_NT[:, 1:] > mask_NT[:, :-1]).sum(dim=1) + mask_NT[:, :1].sum(dim=1)
+    return mask_NT.cumsum(dim=1) - 1 if bool((starts_N > 1).any()) else None
+
+
+def _end(mask_NT: Tensor) -> Tensor:
+    """Column after the last token of the mask, as [N, 1]; 0 for a row without tokens."""
+    after_T = torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)
+    return torch.where(mask_NT, after_T, 0).amax(dim=1, keepdim=True)
+
+
+def _column(value: float | Tensor, mask_NT: Tensor) -> Tensor:
+    """A number or one number per row, as a float64 column [N, 1]."""
+    column = torch.as_tensor(value, dtype=torch.float64, device=mask_NT.device).reshape(-1, 1)
+    return column.expand(mask_NT.shape[0], 1)

@@ -153,3 +153,9 @@ class Config(Section):
     @property
     def policy_training_start_step(self) -> int:
         return self.ppo.policy_training_start_step if self.ppo else 0
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimizer steps of one training step: epochs x mini-batches."""
+        mini_batches = -(-self.algorithm.samples_per_step // self.policy.train_global_batch_size)
+        return self.algorithm.ppo_epochs * mini_batches

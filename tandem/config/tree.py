@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic.fields import FieldInfo
+
 from tandem.config.run import Config
 from tandem.config.schema import Plain, chosen, sections_of
 from tandem.config.section import Section
@@ -54,18 +56,23 @@ class Node:
             yield from child.walk((*prefix, key))
 
 
-def merge(below: Node, above: Node) -> Node:
-    """Two layers of one kind (two overrides of the command line): mappings merge, else `above` replaces `below`."""
-    return _merge(below, above, None)
+def merge(below: Node, above: Node, section: type[Section] | None) -> Node:
+    """One layer over another: mappings merge, else `above` replaces `below`. `section` is the class of both, if known.
 
-
-def layer(below: Node, above: Node) -> Node:
-    """A recipe over its parent, or the command line over a recipe.
-
-    As `merge`, but where `above` chooses another variant of a union (`name: grpo` over a `name: gae`), what `below`
-    wrote for its own variant goes: those keys mean nothing in the new one.
+    Where `above` chooses another variant of a union (`name: grpo` over a `name: gae`), what `below` wrote for its own
+    variant goes: those keys mean nothing in the new one.
     """
-    return _merge(below, above, Config)
+    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    children = dict(below.children)
+    for key, child in above.children.items():
+        if key not in children:
+            children[key] = child
+            continue
+        field = section.model_fields.get(key) if section else None
+        old = chosen(field, children[key].name) if field is not None else None
+        children[key] = child if _other_variant(field, old, child) else merge(children[key], child, old)
+    return Node(children, above.origin)
 
 
 def without_defaults(tree: Node, section: type[Section] | None = Config) -> Node:
@@ -80,19 +87,7 @@ def without_defaults(tree: Node, section: type[Section] | None = Config) -> Node
     return Node(kept, tree.origin)
 
 
-def _merge(below: Node, above: Node, section: type[Section] | None) -> Node:
-    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
-        return above
-    children = dict(below.children)
-    for key, child in above.children.items():
-        if key not in children:
-            children[key] = child
-            continue
-        field = section.model_fields.get(key) if section else None
-        if field is None:
-            children[key] = _merge(children[key], child, None)
-            continue
-        old, new = chosen(field, children[key].name), chosen(field, child.name)
-        other = len(sections_of(field.annotation)) > 1 and child.name is not None and new is not old
-        children[key] = child if other else _merge(children[key], child, old)
-    return Node(children, above.origin)
+def _other_variant(field: FieldInfo | None, old: type[Section] | None, above: Node) -> bool:
+    if field is None or above.name is None or len(sections_of(field.annotation)) < 2:
+        return False
+    return chosen(field, above.name) is not old

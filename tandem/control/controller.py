@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from tandem.config.algorithm import InOrder
 from tandem.control.buffer import Buffer
 from tandem.control.samplers import Choice, Entry
-from tandem.control.steps import rollout_metrics, staleness_metrics, values_of
+from tandem.control.steps import rollout_metrics, staleness_metrics
+from tandem.metrics.reduce import flatten
 from tandem.roles import Algorithm, DataPlane, Dataset, Gpus, RollOut, Sink, WeightSync
 from tandem.types import Batch, Metrics, RolloutFailed, merge
 
@@ -109,6 +110,7 @@ class Controller:
 
     async def run(self) -> None:
         """Train until the steps or the data end. The first error of either side ends both."""
+        await self._sync.publish(self.version)  # engines start with a model's file, a resumed actor is elsewhere
         if self.step == 0 and self.plan.val_at_start:
             await self._validate()
         async with asyncio.TaskGroup() as sides:
@@ -190,10 +192,10 @@ class Controller:
             return
         with self._clock.span("control/evaluate"):
             metrics = await self._evaluate(self.step)
-        self._write(values_of(metrics))
+        self._write(flatten(metrics))
 
     def _report(self, metrics: Metrics, step_s: float) -> None:
-        record = values_of(merge(metrics, self._clock.drain()))
+        record = flatten(merge(metrics, self._clock.drain()))
         record |= {
             "time/step_s": step_s,
             "speed/tokens_per_s": record["rollout/tokens"] / step_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tandem.types import Group, Max, Mean, Metrics, Sum
@@ -37,9 +36,3 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         values = [value for group in groups for value in group.components[name]]
         metrics[f"rollout/component/{name}"] = Mean(sum(values), len(values))
     return metrics
-
-
-def values_of(metrics: Metrics) -> dict[str, float]:
-    """One flat record, names in order; a mean of nothing is left out."""
-    values = {name: float(metrics[name].value) for name in sorted(metrics)}
-    return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -22,7 +22,7 @@ def test_lead_0_is_a_plain_for_loop():
         started = {event[1] for event in house.events[:at] if event[0] == "start"}
         assert started == set(range(2 * step + 2)), "no rollout of a later step starts before this one is published"
     assert house.staleness() == [0.0, 0.0, 0.0]
-    assert [e for e in house.events if e[0] == "publish"] == [("publish", 1), ("publish", 2), ("publish", 3)]
+    assert [e for e in house.events if e[0] == "publish"] == [("publish", v) for v in range(4)]
 
 
 @pytest.mark.parametrize("lead", [1, 2, 3])
@@ -77,7 +77,7 @@ def test_the_end_of_the_data_makes_the_last_step_short_and_ends_cleanly():
 def test_critic_warm_up_publishes_nothing_and_the_bound_holds_afterwards(warmup: int | None, start: int, lead: int):
     house = House()
     run(house.controller(plan(lead=lead, warmup=warmup, policy_training_start_step=start, max_num_steps=8)))
-    assert [e for e in house.events if e[0] == "publish"] == [("publish", v + 1) for v in range(8 - start)]
+    assert [e for e in house.events if e[0] == "publish"] == [("publish", v) for v in range(8 - start + 1)]
     assert house.trained() == [(2 * s, 2 * s + 1) for s in range(8)]
     assert max(house.staleness()) <= lead
     assert house.staleness()[:start] == [0.0] * start

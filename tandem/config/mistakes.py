@@ -1,0 +1,133 @@
+"""What pydantic found wrong, in the words of the house: what came, what was wanted, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from tandem.config.run import Config
+from tandem.config.schema import Plain, all_keys, choices, chosen, names_of, section_at, sections_of, wanted
+from tandem.config.section import Section
+from tandem.config.show import kind, shown
+
+Place = Callable[[Sequence[str]], str]  # key -> "a.b (recipes/x.yaml:3)"
+Key = tuple[str, ...]
+
+
+def mistakes(error: ValidationError, values: Mapping[str, Plain], place: Place) -> dict[Key, str]:
+    """One message for each wrong key. `values` are what was validated."""
+    found: dict[Key, str] = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        key, field = _locate(detail["loc"], values)
+        found.setdefault(key, _message(detail, key, field, values, place))
+    return found
+
+
+def must_be_given(key: Sequence[str], field: FieldInfo | None) -> str:
+    """The message for a required key that nobody set."""
+    dotted = ".".join(key)
+    if field is None:
+        return f"{dotted} must be given"
+    if field.examples:
+        return f"{dotted} must be given, e.g. {dotted}={field.examples[0]}"
+    sections = sections_of(field.annotation)
+    if len(sections) == 1:
+        required = [name for name, inner in sections[0].model_fields.items() if inner.is_required()]
+        return f"{dotted} must be given: a section with {', '.join(required)}"
+    return f"{dotted} must be given: {wanted(field)}"
+
+
+def unknown_key(key: Sequence[str], values: Mapping[str, Plain], place: Place) -> str:
+    """The message for a key that its section does not have, with the nearest that there is."""
+    *parents, last = key
+    section = section_at(parents, values)
+    assert section is not None
+    same = [known for known in all_keys() if known.rpartition(".")[2] == last.rpartition(".")[2]]
+    siblings = [known for known in same if known.split(".")[:-1] == parents]
+    near = get_close_matches(last, section.model_fields, n=1, cutoff=0.6)
+    if siblings:
+        name = next(n for s in _variants(parents, values) if last in s.model_fields for n in names_of(s))
+        hint = f"it belongs to {'.'.join(parents)}.name = {name}, here the name is {names_of(section)[0]}"
+    elif same and not get_close_matches(last, near, cutoff=0.9):
+        hint = f"did you mean {' or '.join(dict.fromkeys(same[:3]))}?"
+    elif near:
+        hint = f"did you mean {'.'.join([*parents, near[0]])}?"
+    elif far := get_close_matches(".".join(key), list(all_keys()), n=1, cutoff=0.75):
+        hint = f"did you mean {far[0]}?"
+    else:
+        hint = f"{'.'.join(parents) or 'a recipe'} knows {', '.join(section.model_fields)}"
+    return f"{place(key)}: unknown key; {hint}"
+
+
+def _locate(loc: tuple[int | str, ...], values: Mapping[str, Plain]) -> tuple[Key, FieldInfo | None]:
+    """The key of an error, without the variant names that pydantic puts in between, and its field if there is one."""
+    key: list[str] = []
+    section: type[Section] | None = Config
+    field: FieldInfo | None = None
+    for part in loc:
+        if field is not None and len(sections_of(field.annotation)) > 1 and section is None:
+            section = chosen(field, part)
+            continue
+        if section is None:  # inside a list or a mapping: the message is about the whole
+            break
+        key.append(str(part))
+        field = section.model_fields.get(str(part))
+        inner = sections_of(field.annotation) if field is not None else ()
+        section = inner[0] if len(inner) == 1 else None
+    return tuple(key), field
+
+
+def _message(
+    detail: ErrorDetails, key: Key, field: FieldInfo | None, values: Mapping[str, Plain], place: Place
+) -> str:
+    match detail["type"]:
+        case "extra_forbidden":
+            return unknown_key(key, values, place)
+        case "missing":
+            return must_be_given(key, field)
+        case "union_tag_not_found":
+            assert field is not None
+            names = [name for section in sections_of(field.annotation) for name in names_of(section)]
+            return f"{'.'.join((*key, 'name'))} must be given: one of {', '.join(names)}"
+        case "union_tag_invalid":
+            assert field is not None
+            name = detail["input"]["name"]
+            names = [name for section in sections_of(field.annotation) for name in names_of(section)]
+            return f"{place((*key, 'name'))}: no {key[-1]} is named {shown(name)}{_nearest(name, names)}"
+        case _:
+            assert field is not None
+            return _wrong_value(detail["input"], key, field, values, place)
+
+
+def _wrong_value(came: Plain, key: Key, field: FieldInfo, values: Mapping[str, Plain], place: Place) -> str:
+    whole: Plain = values
+    for part in key:
+        whole = whole[part]
+    named = choices(field.annotation)
+    if named and isinstance(whole, str):
+        return f"{place(key)}: got {shown(whole)}{_nearest(whole, named)}"
+    want = wanted(field)
+    do = ""
+    if sections_of(field.annotation):
+        do = "; write {} for its defaults" if whole is not None else "; leave it out for its defaults"
+    elif isinstance(whole, str) and ("number" in want):
+        do = "; without quotes"
+    elif isinstance(whole, float) and whole.is_integer() and want.startswith("a whole number"):
+        do = f"; write {whole:.0f}"
+    elif want.startswith("text") and whole is not None:
+        do = "; put it in quotes"
+    return f"{place(key)}: got {shown(whole)} ({kind(whole)}), wanted {want}{do}"
+
+
+def _nearest(name: Plain, names: Sequence[str]) -> str:
+    near = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"{f'; did you mean {near[0]}?' if near else ';'} Known: {', '.join(names)}"
+
+
+def _variants(key: Sequence[str], values: Mapping[str, Plain]) -> tuple[type[Section], ...]:
+    parent = section_at(key[:-1], values)
+    return sections_of(parent.model_fields[key[-1]].annotation) if parent and key else ()

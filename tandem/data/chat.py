@@ -1,0 +1,117 @@
+"""Questions to token ids through a chat template, and the ids a tokenizer must name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from tandem.config.models import Tokenizer
+
+PROBE = "What is 2 + 3?"
+
+
+class Chat:
+    """A tokenizer with its template. Everything a recipe sets is seen to have an effect, or refused.
+
+    `eos_token_id` ends a response. `pad_token_id` fills holes; it may equal eos, for rows are masked by their length,
+    and is eos where the tokenizer has none.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, config: Tokenizer, *, system_prompt: str | None = None
+    ) -> None:
+        name = tokenizer.name_or_path or "the tokenizer"
+        self._tokenizer = tokenizer
+        self._template = _template(tokenizer, config, name)
+        self._arguments: dict[str, Any] = dict(config.chat_template_kwargs)  # what a template takes is its own affair
+        self._system_prompt = system_prompt
+        self.eos_token_id = _eos(tokenizer, name)
+        self.pad_token_id: int = self.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._check_arguments()
+        self._check_probe()
+
+    def encode(self, question: str) -> tuple[int, ...]:
+        """The ids of a chat that ends where the assistant's answer begins."""
+        text = self._render(question, self._system_prompt)
+        # The template writes the special tokens itself: adding them here would double the BOS.
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a response, special tokens left out."""
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "one row of ids"
+        return text
+
+    def _render(self, question: str, system_prompt: str | None) -> str:
+        system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [*system, {"role": "user", "content": question}],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._arguments,
+            )
+        except TemplateError as error:
+            sets = f" with data.system_prompt={system_prompt!r}" if system else ""
+            raise ValueError(
+                f"the chat template failed{sets} ({type(error).__name__}: {error}): "
+                + ("remove data.system_prompt, or " if system else "")
+                + "give a template of your own with policy.tokenizer.chat_template=FILE"
+            ) from error
+        assert isinstance(text, str), "one chat, not tokenized"
+        return text
+
+    def _check_arguments(self) -> None:
+        ours = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters}
+        for name in self._arguments:
+            where = f"policy.tokenizer.chat_template_kwargs.{name}"
+            if name in ours:
+                raise ValueError(f"{where} is set by Tandem itself: remove it")
+            if not re.search(rf"\b{re.escape(name)}\b", self._template):
+                raise ValueError(f"{where} has no effect: the chat template never reads {name!r}. Remove it")
+
+    def _check_probe(self) -> None:
+        with_system = self._render(PROBE, self._system_prompt)
+        if PROBE not in with_system or not self.encode(PROBE):
+            raise ValueError(
+                f"the chat template loses the question: {PROBE!r} became {with_system!r}."
+                " Give a template that writes each message's content with policy.tokenizer.chat_template=FILE"
+            )
+        if self._system_prompt is not None and with_system == self._render(PROBE, None):
+            raise ValueError(
+                f"data.system_prompt={self._system_prompt!r} has no effect: the chat template leaves it out. Remove it,"
+                " put it into data.prompt_template, or give a template with policy.tokenizer.chat_template=FILE"
+            )
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, config: Tokenizer, name: str) -> str:
+    if config.chat_template is not None:
+        path = Path(config.chat_template).expanduser()
+        if not path.is_file():
+            raise ValueError(
+                f"policy.tokenizer.chat_template={config.chat_template} is no file (looked at {path.resolve()}):"
+                " set it to the path of a Jinja file, or remove it to use the tokenizer's own"
+            )
+        return path.read_text(encoding="utf-8")
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"{name} has no chat template (a base model, perhaps): set policy.tokenizer.chat_template=FILE, a Jinja file"
+            " such as {% for message in messages %}{{ message.content }}\\n{% endfor %}, or use a chat model"
+        )
+    return tokenizer.get_chat_template()
+
+
+def _eos(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f'{name} has no eos token, so a response could never end: add "eos_token" to its tokenizer_config.json,'
+            " or set policy.tokenizer.name to a tokenizer of the same vocabulary that has one"
+        )
+    return tokenizer.eos_token_id

@@ -1,0 +1,111 @@
+"""A user's own reward function, `module:name`: found and checked before the run, called with care during it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from numbers import Real
+
+from tandem.types import Prompt, RolloutFailed, Score
+
+UserFunction = Callable[[str, str, str], object]
+WANTED = "a function (question, answer, response) that returns a number or {component: number}"
+
+
+def load_function(target: str) -> UserFunction:
+    """Import `module:name`. The current directory is searched last, so that a file beside the recipe can be named."""
+    where = f"env.verifier.target={target!r}"
+    module_name, _, name = target.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ValueError(f"{where} must be written module:name, such as my_rewards:score")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
+        raise ValueError(
+            f"{where}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}):"
+            f" put it into {os.getcwd()}, on PYTHONPATH, or install it"
+        ) from error
+    if name not in vars(module):
+        there = ", ".join(known for known, one in vars(module).items() if callable(one) and known[0] != "_") or "none"
+        raise ValueError(f"{where}: {module.__file__} has no {name!r}; what can be called there: {there}")
+    function = vars(module)[name]
+    if not callable(function):
+        raise ValueError(f"{where} is a {type(function).__name__}, not {WANTED}")
+    try:
+        inspect.signature(function).bind("question", "answer", "response")
+    except TypeError as error:
+        raise ValueError(f"{where} takes {inspect.signature(function)}: {error}; wanted: {WANTED}") from error
+    return function
+
+
+class FunctionVerifier:
+    """Asks a user's function. Whatever goes wrong in it fails the rollout and is never taken for a reward of 0."""
+
+    def __init__(self, target: str, function: UserFunction) -> None:
+        self._target = target
+        self._function = function
+
+    async def score(self, prompt: Prompt, response: str) -> Score:
+        what = f"reward function {self._target} on prompt {prompt.id!r}"
+        try:
+            result = await _call(self._function, prompt.question, prompt.answer, response)
+        except (Exception, SystemExit) as error:
+            raise RolloutFailed(f"{what} raised {type(error).__name__}: {error}") from error
+        return _score(result, what)
+
+
+async def _call(function: UserFunction, question: str, answer: str, response: str) -> object:
+    """Await an async function; run any other in a daemon thread of its own.
+
+    Not in an executor: one that never returns would hold a worker for good, and hold up the end of the process.
+    """
+    if inspect.iscoroutinefunction(function):
+        return await function(question, answer, response)
+    done: Future[object] = Future()
+    done.set_running_or_notify_cancel()  # from here a cancelled wait does not cancel it: the thread may still set it
+
+    def work() -> None:
+        try:
+            done.set_result(function(question, answer, response))
+        except BaseException as error:  # handed on to the waiter, whatever it is
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="score", daemon=True).start()
+    result = await asyncio.wrap_future(done)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _score(result: object, what: str) -> Score:
+    if isinstance(result, Mapping):
+        if not result:
+            raise RolloutFailed(f"{what} returned an empty mapping; wanted: {WANTED}")
+        components = {_component(name, what): _number(part, what) for name, part in result.items()}
+        return Score(_number(sum(components.values()), what), components)
+    return Score(_number(result, what))
+
+
+def _component(name: object, what: str) -> str:
+    if not isinstance(name, str):
+        raise RolloutFailed(f"{what} returned a component named {name!r}, not by a text; wanted: {WANTED}")
+    return name
+
+
+def _number(value: object, what: str) -> float:
+    if not isinstance(value, Real):
+        raise RolloutFailed(f"{what} returned {value!r:.60} of type {type(value).__name__}; wanted: {WANTED}")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise RolloutFailed(f"{what} returned a number too large for a float") from error
+    if not math.isfinite(number):
+        raise RolloutFailed(f"{what} returned {number}: a reward must be finite")
+    return number

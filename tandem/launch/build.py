@@ -1,0 +1,252 @@
+"""Config -> roles: the one place that knows which implementation plays which role in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tandem.algorithms.ppo import PPO
+from tandem.config import Config
+from tandem.config.models import TrainedModel
+from tandem.control.buffer import Buffer
+from tandem.control.checkpoint import Checkpoints
+from tandem.control.controller import Controller, Plan
+from tandem.control.evaluate import Evaluator
+from tandem.control.samplers import in_order
+from tandem.data.chat import Chat
+from tandem.data.prompts import Prompts, rows_of
+from tandem.envs.single_turn import SingleTurn
+from tandem.envs.verifiers import build_verifier, check_answers
+from tandem.launch.gpus import OwnDevices
+from tandem.launch.models import DTYPES, load_causal_lm, load_tokenizer
+from tandem.metrics.timing import Timeline
+from tandem.plane.memory import MemoryPlane
+from tandem.roles import DataPlane, Environment, Sink, Trainer
+from tandem.rollout.groups import GroupRollOut
+from tandem.rollout.transformers import TransformersEngine
+from tandem.train.heads import TokenLogprobs, ValueHead
+from tandem.train.objectives import PolicyObjective, ValueObjective
+from tandem.train.torch.backend import build_torch_backend
+from tandem.train.worker import Worker
+from tandem.types import Sample, Sampling
+from tandem.weights.memory import MemorySync
+
+VALIDATION_SEED_SHIFT = 1  # validation prompts are drawn and sampled under another seed than training's
+
+
+@dataclass
+class House:
+    """The roles of one process. close() ends the threads that they own."""
+
+    chat: Chat
+    train_set: Prompts
+    validation_set: Prompts | None
+    engine: TransformersEngine
+    env: Environment
+    plane: DataPlane
+    models: dict[str, Trainer] = field(default_factory=dict)
+
+    async def close(self) -> None:
+        for model in self.models.values():
+            await model.close()
+        await self.engine.close()
+
+
+def device_of(config: Config) -> torch.device:
+    """The device a run computes on."""
+    if config.cluster.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("cluster.device=cuda, but torch sees no GPU here; set cluster.device=cpu, or install a CUDA build")
+    if config.cluster.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.cluster.device)
+
+
+def build_house(config: Config) -> House:
+    """Load data, tokenizer and the engine's model: all that evaluation needs. Bad input is refused here."""
+    policy = config.policy
+    tokenizer = load_tokenizer(
+        policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code
+    )
+    chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt)
+    train_set = prompts(config, chat, validation=False)
+    validation_set = prompts(config, chat, validation=True) if config.data.validation else None
+    model = load_causal_lm(
+        policy.model_name,
+        dtype=DTYPES[policy.precision],
+        device=device_of(config),
+        trust_remote_code=policy.trust_remote_code,
+    )
+    check_length(config, model.config.max_position_embeddings)
+    engine = TransformersEngine(
+        model,
+        max_concurrent_samples=policy.generation.engine.max_concurrent_samples,
+        max_total_sequence_length=policy.max_total_sequence_length,
+        pad_token_id=chat.pad_token_id,
+    )
+    env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
+    return House(chat, train_set, validation_set, engine, env, MemoryPlane())
+
+
+def check_length(config: Config, positions: int) -> None:
+    """Refuse sequences that the model has no positions for."""
+    if config.policy.max_total_sequence_length > positions:
+        raise ValueError(
+            f"policy.max_total_sequence_length={config.policy.max_total_sequence_length} is more than the {positions} "
+            f"positions of {config.policy.model_name}; set policy.max_total_sequence_length={positions} or less"
+        )
+
+
+def prompts(config: Config, chat: Chat, *, validation: bool) -> Prompts:
+    """The training or the validation prompts, encoded and checked."""
+    data = config.data
+    source = data.validation if validation else data.train
+    assert source is not None, "asked for validation prompts without data.validation"
+    rows = rows_of(source, config.seed)
+    check_answers(config.env.verifier, ((row.id, row.answer) for row in rows))
+    return Prompts(
+        rows,
+        chat.encode,
+        template=data.prompt_template,
+        shuffle=data.shuffle and not validation,
+        seed=config.seed,
+        max_prompt_tokens=config.policy.max_total_sequence_length - config.policy.generation.max_new_tokens,
+        on_too_long=data.on_too_long,
+    )
+
+
+def sampling_of(config: Config, chat: Chat, *, validation: bool) -> Sampling:
+    """The law of training rollouts, or of validation answers."""
+    generation = config.policy.generation
+    return Sampling(
+        max_new_tokens=generation.max_new_tokens,
+        temperature=generation.val_temperature if validation else generation.temperature,
+        seed=config.seed + VALIDATION_SEED_SHIFT * validation,
+        stop_token_ids=(chat.eos_token_id, *generation.stop_token_ids),
+        top_k=None if validation else generation.top_k,
+        top_p=1.0 if validation else generation.top_p,
+    )
+
+
+def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | None:
+    """The validation of a run, or None without validation data."""
+    if house.validation_set is None:
+        return None
+    roll_out = GroupRollOut(
+        env=house.env,
+        engine=house.engine,
+        plane=house.plane,
+        samples=1,
+        sampling=sampling_of(config, house.chat, validation=True),
+        need_spread=False,
+    )
+
+    def play(prompt) -> Awaitable[list[Sample]]:  # noqa: ANN001  (Evaluator says what it is)
+        return roll_out.play(prompt, attempt=0)
+
+    return Evaluator(house.validation_set, play, max_samples=config.algorithm.max_val_samples, answers=answers)
+
+
+def build_trainer(name: str, config: Config, house: House) -> Worker:
+    """Actor, critic or reference: one Worker, its head and its objective differ."""
+    model_config: TrainedModel = config.value if name == "critic" and config.value else config.policy
+    source = {"actor": None, "critic": config.value, "reference": config.reference}[name]
+    model = load_causal_lm(
+        (source.model_name if source else None) or config.policy.model_name,
+        dtype=torch.float32,
+        device=device_of(config),
+        trust_remote_code=source.trust_remote_code if source else config.policy.trust_remote_code,
+    )
+    steps = config.algorithm.max_num_steps - (config.policy_training_start_step if name == "actor" else 0)
+    objective = None
+    if name == "critic":
+        assert config.value_loss_fn is not None, "checked when loaded"
+        head, objective = ValueHead.for_model(model, config.value_loss_fn), ValueObjective(config.value_loss_fn)
+    else:
+        head = TokenLogprobs(config.policy.generation.temperature, config.policy.logprob_chunk_size)
+        objective = PolicyObjective(config.loss_fn) if name == "actor" else None
+    backend = build_torch_backend(
+        model, head, model_config, total_optimizer_steps=steps * config.optimizer_steps_per_step, device=device_of(config)
+    )
+    return Worker(name, backend, plane=house.plane, packing=model_config.sequence_packing, objective=objective)
+
+
+def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
+    """The trainers that the recipe asks for, and the algorithm over them."""
+    names = ["critic"] * bool(config.value) + ["actor"] + ["reference"] * bool(config.reference)
+    trainers = {name: build_trainer(name, config, house) for name in names}
+    house.models |= trainers  # critic first: the order in which a checkpoint writes them
+    return PPO(
+        config.algorithm,
+        config.loss_fn,
+        mini_batch=config.policy.train_global_batch_size,
+        seed=config.seed,
+        plane=house.plane,
+        actor=trainers["actor"],
+        critic=trainers.get("critic"),
+        reference=trainers.get("reference"),
+        span=span,
+    )
+
+
+def build_controller(
+    config: Config, house: House, *, run_dir: Path, timeline: Timeline, sinks: Sequence[Sink]
+) -> tuple[Controller, Checkpoints]:
+    """The loop with all its roles, and what saves it."""
+    algorithm = build_algorithm(config, house, timeline.span)
+    groups = config.algorithm.num_prompts_per_step
+    checkpoints = Checkpoints(
+        run_dir / "checkpoints",
+        models={name: model for name, model in house.models.items() if name != "reference"},
+        plane=house.plane,
+        identity={
+            "seed": config.seed,
+            "algorithm": "ppo" if config.ppo else "grpo",
+            "num_generations_per_prompt": config.algorithm.num_generations_per_prompt,
+            "data.train": config.data.train.model_dump(mode="json"),
+        },
+        keep_last_n=config.checkpointing.keep_last_n,
+    )
+    roll_out = GroupRollOut(
+        env=house.env,
+        engine=house.engine,
+        plane=house.plane,
+        samples=config.algorithm.num_generations_per_prompt,
+        sampling=sampling_of(config, house.chat, validation=False),
+        need_spread=config.algorithm.use_dynamic_sampling,
+    )
+    controller = Controller(
+        plan_of(config, len(house.train_set)),
+        algorithm=algorithm,
+        dataset=house.train_set,
+        roll_out=roll_out,
+        buffer=Buffer(in_order, groups_per_step=groups),
+        plane=house.plane,
+        sync=MemorySync(house.models["actor"], [house.engine]),
+        gpus=OwnDevices(),
+        evaluate=build_evaluator(config, house, run_dir / "validation"),
+        save=checkpoints.save if config.checkpointing.enabled else None,
+        clock=timeline,
+        sinks=sinks,
+    )
+    return controller, checkpoints
+
+
+def plan_of(config: Config, prompts_per_epoch: int) -> Plan:
+    """The controller's sizes."""
+    algorithm = config.algorithm
+    return Plan(
+        groups_per_step=algorithm.num_prompts_per_step,
+        max_num_steps=algorithm.max_num_steps,
+        max_num_prompts=algorithm.max_num_epochs * prompts_per_epoch,
+        policy_training_start_step=config.policy_training_start_step,
+        sampler=config.async_rl.sampler,
+        max_rollout_failures=config.env.max_rollout_failures,
+        val_period=algorithm.val_period,
+        val_at_start=algorithm.val_at_start,
+        val_at_end=algorithm.val_at_end,
+        save_period=config.checkpointing.save_period,
+        save_at_end=config.checkpointing.save_at_end,
+    )

@@ -1,0 +1,70 @@
+"""`tandem eval`: score the validation set with a run's weights, or with a recipe's model as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tandem.config import Config
+from tandem.config.load import load
+from tandem.control.checkpoint import complete_checkpoints
+from tandem.launch.build import build_evaluator, build_house, build_trainer
+from tandem.launch.local import quiet_libraries
+from tandem.launch.run_dir import CONFIG
+from tandem.types import Metrics
+from tandem.weights.memory import MemorySync
+
+
+def evaluate_target(target: str, overrides: Sequence[str]) -> None:
+    """Print a table and write every answer to a file. Raises ValueError when the target is not one."""
+    recipe, checkpoint = resolve(target)
+    config = load(recipe, overrides).config
+    if config.data.validation is None:
+        raise ValueError(f"{target} has no data.validation; give one, e.g. data.validation.name=arithmetic")
+    quiet_libraries()
+    answers = Path("evals") / time.strftime("%Y%m%d-%H%M%S") if checkpoint is None else checkpoint.parents[1] / "evals"
+    metrics = asyncio.run(evaluate(config, checkpoint, answers))
+    table = Table("metric", "value", title=f"{target} ({checkpoint.name if checkpoint else 'untrained'})")
+    for name, metric in metrics.items():
+        table.add_row(name, f"{metric.value:.4g}")
+    console = Console()
+    console.print(table)
+    console.print(f"answers: {answers}/", soft_wrap=True, highlight=False)
+
+
+def resolve(target: str) -> tuple[str, Path | None]:
+    """Run directory, checkpoint or recipe -> the recipe to load, and the checkpoint whose weights to use."""
+    path = Path(target).expanduser()
+    if not path.is_dir():
+        return target, None
+    if (path / CONFIG).is_file():
+        whole = complete_checkpoints(path / "checkpoints")
+        if not whole:
+            raise ValueError(f"{target} holds no whole checkpoint yet; it saves every checkpointing.save_period steps")
+        return str(path / CONFIG), whole[-1]
+    run_config = path.parents[1] / CONFIG if len(path.parents) > 1 else path
+    if not run_config.is_file():
+        raise ValueError(f"{target} is neither a run directory (with {CONFIG}) nor one of its checkpoints")
+    return str(run_config), path
+
+
+async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Metrics:
+    """Score the validation set once."""
+    house = build_house(config)
+    try:
+        if checkpoint is not None:
+            actor = build_trainer("actor", config, house)
+            house.models["actor"] = actor
+            await actor.load(checkpoint / "actor")
+            await MemorySync(actor, [house.engine]).publish(0)
+        evaluator = build_evaluator(config, house, answers)
+        assert evaluator is not None, "checked above"
+        step = int(checkpoint.name.removeprefix("step_")) if checkpoint else 0
+        return await evaluator(step)
+    finally:
+        await house.close()

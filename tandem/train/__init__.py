@@ -1,0 +1,1 @@
+"""Models that infer and learn: one worker over backends that run packed micro-batches."""

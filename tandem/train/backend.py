@@ -1,0 +1,99 @@
+"""What a worker asks of the machinery that holds a model: run packs, add gradients, step, save. One class a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tandem.types import Metrics
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One micro-batch: whole rows end to end, and a dummy tail that is a sequence of its own.
+
+    The tail fills the tokens up to a multiple of `packs.ALIGNMENT`; its mask is False and its columns are 0. `sample_P`
+    numbers the sequences of the pack (the tail too); `cu_seqlens` holds their borders, tail included, as plain ints.
+    """
+
+    rows: tuple[int, ...]  # the places of these samples in the batch
+    keys: tuple[int, ...]
+    lengths: tuple[int, ...]  # without the tail
+    cu_seqlens: tuple[int, ...]
+    tokens_P: Tensor
+    positions_P: Tensor
+    sample_P: Tensor
+    mask_P: Tensor
+    columns: Mapping[str, Tensor]
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens: the tail does not count."""
+        return sum(self.lengths)
+
+    def to(self, device: torch.device) -> Pack:
+        """The same pack on another device."""
+        return replace(
+            self,
+            tokens_P=self.tokens_P.to(device, non_blocking=True),
+            positions_P=self.positions_P.to(device, non_blocking=True),
+            sample_P=self.sample_P.to(device, non_blocking=True),
+            mask_P=self.mask_P.to(device, non_blocking=True),
+            columns={name: column.to(device, non_blocking=True) for name, column in self.columns.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a head says about every token of a pack, given the tokens before it; 0 where it was not asked.
+
+    `column_P` is the row that inference stores: log-probs or values. `entropy_P` comes with log-probs, `logits_PB` with
+    values over bins.
+    """
+
+    column_P: Tensor
+    entropy_P: Tensor | None = None
+    logits_PB: Tensor | None = None
+
+
+# (what the head said, the pack on the same device) -> (sum of the weighted losses, metrics).
+Loss = Callable[[Output, Pack], tuple[Tensor, Metrics]]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What an optimizer step did. `refused`: NaN or Inf in a loss or the gradient, so nothing has changed."""
+
+    grad_norm: float  # after the division, before clipping
+    lr: float
+    refused: bool = False
+    refusals_left: int = 0  # negative: the budget is spent
+
+
+class Backend(Protocol):
+    """A model with its head and optimizer. Called from one thread at a time; blocks until done."""
+
+    def infer(self, packs: Sequence[Pack]) -> Iterator[Tensor]:
+        """The head's `column_P` of each pack, on the CPU, in order."""
+        ...
+
+    def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:
+        """Add the gradient of the sum of `loss` over the packs. A pipeline schedule may call `loss` where it likes."""
+        ...
+
+    def optim_step(self, divisor: float) -> StepReport:
+        """Divide, clip, step, clear. A NaN or Inf since the last step refuses it: only the gradient is cleared."""
+        ...
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def save(self, directory: Path) -> None: ...
+
+    def load(self, directory: Path) -> None: ...
+
+    def close(self) -> None: ...

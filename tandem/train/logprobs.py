@@ -1,0 +1,96 @@
+"""Log-probs and entropy of chosen tokens, chunk by chunk: the logits of a whole pack never exist."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenStatistics(NamedTuple):
+    """Of each row's distribution: the log-prob of its token, and the entropy. float32."""
+
+    logprobs_R: Tensor
+    entropy_R: Tensor
+
+
+def token_logprobs(
+    hidden_RH: Tensor, weight_VH: Tensor, tokens_R: Tensor, *, temperature: float, chunk_size: int, dtype: torch.dtype
+) -> TokenStatistics:
+    """log softmax(h W^T / temperature)[token] and the entropy of that softmax, both differentiable.
+
+    Products run in `dtype` on chunks of `chunk_size` rows; softmax and sums in float32. The backward pass computes each
+    chunk's logits again, so at most one chunk of [chunk_size, V] is alive.
+    """
+    rows = hidden_RH.shape[0]
+    if tokens_R.shape != (rows,) or weight_VH.shape[1] != hidden_RH.shape[1]:
+        raise ValueError(
+            f"token_logprobs wants hidden [R, H], weight [V, H], tokens [R], got {tuple(hidden_RH.shape)}, "
+            f"{tuple(weight_VH.shape)}, {tuple(tokens_R.shape)}"
+        )
+    return TokenStatistics(*_TokenLogprobs.apply(hidden_RH, weight_VH, tokens_R, temperature, chunk_size, dtype))
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """With p = softmax(z), z = h W^T / temperature, l_v = log p_v and H = -sum_v p_v l_v:
+
+    d l_token / d z = onehot(token) - p,    d H / d z = -p (l + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        tokens_R: Tensor,
+        temperature: float,
+        chunk_size: int,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        weight = weight_VH.to(dtype)
+        logprobs_R = hidden_RH.new_empty(tokens_R.shape, dtype=torch.float32)
+        entropy_R = torch.empty_like(logprobs_R)
+        norm_R = torch.empty_like(logprobs_R)
+        for start in range(0, len(tokens_R), chunk_size):
+            part = slice(start, start + chunk_size)
+            logits_CV = _logits(hidden_RH[part].to(dtype), weight, temperature)
+            norm_C = logits_CV.logsumexp(-1)
+            logprobs_R[part] = logits_CV.gather(1, tokens_R[part, None]).squeeze(1) - norm_C
+            p_CV = (logits_CV - norm_C[:, None]).exp_()
+            entropy_R[part] = norm_C - (p_CV.mul_(logits_CV)).sum(-1)
+            norm_R[part] = norm_C
+        ctx.save_for_backward(hidden_RH, weight_VH, tokens_R, norm_R, entropy_R)
+        ctx.temperature, ctx.chunk_size, ctx.dtype = temperature, chunk_size, dtype
+        return logprobs_R, entropy_R
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        grad_logprobs_R, grad_entropy_R = gradients
+        hidden_RH, weight_VH, tokens_R, norm_R, entropy_R = ctx.saved_tensors
+        weight = weight_VH.to(ctx.dtype)
+        grad_hidden_RH = torch.empty_like(hidden_RH)
+        grad_weight_VH = torch.zeros_like(weight_VH)
+        with_entropy = bool(grad_entropy_R.any())
+        for start in range(0, len(tokens_R), ctx.chunk_size):
+            part = slice(start, start + ctx.chunk_size)
+            hidden = hidden_RH[part].to(ctx.dtype)
+            l_CV = _logits(hidden, weight, ctx.temperature).sub_(norm_R[part, None])
+            p_CV = l_CV.exp()
+            grad_CV = p_CV * -grad_logprobs_R[part, None]
+            if with_entropy:
+                grad_CV -= l_CV.add_(entropy_R[part, None]).mul_(p_CV).mul_(grad_entropy_R[part, None])
+            grad_CV.scatter_add_(1, tokens_R[part, None], grad_logprobs_R[part, None])
+            grad = grad_CV.mul_(1 / ctx.temperature).to(ctx.dtype)
+            grad_hidden_RH[part] = (grad @ weight).to(hidden_RH.dtype)
+            grad_weight_VH += grad.t() @ hidden
+        return grad_hidden_RH, grad_weight_VH, None, None, None, None
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
+    """float32 logits. A GPU keeps the products' float32 sums; rounding logits to bfloat16 would cost 2-3 digits."""
+    if hidden_CH.is_cuda and hidden_CH.dtype != torch.float32:
+        logits_CV = torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32)
+    else:
+        logits_CV = (hidden_CH @ weight_VH.t()).float()
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)

@@ -1,0 +1,69 @@
+"""Rows -> packs: lays whole samples end to end, each token with its position, its sample and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.config.models import SequencePacking
+from tandem.train.backend import Pack
+from tandem.train.packing import plan_bins
+from tandem.types import Batch
+
+# Tokens of a pack are a multiple of this. Measured: float32 products of MKL give a row the same bits at every row count
+# that is a multiple of 16, with one thread and with two; at other counts they differ. So log-probs do not depend on
+# what a sample is packed with.
+ALIGNMENT = 16
+
+
+def pack_batch(
+    batch: Batch, columns: Mapping[str, Sequence[Tensor]], packing: SequencePacking, budget: int
+) -> list[Pack]:
+    """Cut a batch into packs of at most `budget` tokens. A longer sample gets a pack of its own."""
+    bins = plan_bins(batch.lengths, max(budget, *batch.lengths), algorithm=packing.algorithm)
+    return [pack_rows(batch, columns, rows) for rows in bins]
+
+
+def pack_rows(batch: Batch, columns: Mapping[str, Sequence[Tensor]], rows: Sequence[int]) -> Pack:
+    """One pack of these rows of the batch, in this order."""
+    lengths = tuple(batch.lengths[row] for row in rows)
+    tail = -sum(lengths) % ALIGNMENT
+    sequences = [*lengths, tail] if tail else [*lengths]
+    packed = {name: _lay(batch, name, column, rows, tail) for name, column in columns.items()}
+    positions_P = torch.cat([torch.arange(length) for length in sequences])
+    mask_P = packed.pop("mask")
+    if (mask_P & (positions_P == 0)).any():
+        bad = next(batch.keys[row] for row in rows if columns["mask"][row][0])
+        raise ValueError(f"sample {bad}: mask is True at position 0, a token without context; it must be a prompt token")
+    return Pack(
+        rows=tuple(rows),
+        keys=tuple(batch.keys[row] for row in rows),
+        lengths=lengths,
+        cu_seqlens=tuple(torch.tensor([0, *sequences]).cumsum(0).tolist()),
+        tokens_P=packed.pop("tokens"),
+        positions_P=positions_P,
+        sample_P=torch.repeat_interleave(torch.tensor(sequences)),
+        mask_P=mask_P,
+        columns=packed,
+    )
+
+
+def _lay(batch: Batch, name: str, column: Sequence[Tensor], rows: Sequence[int], tail: int) -> Tensor:
+    for row in rows:
+        if column[row].shape != (batch.lengths[row],):
+            raise ValueError(
+                f"sample {batch.keys[row]}: column {name!r} has shape {tuple(column[row].shape)}, "
+                f"the batch says {batch.lengths[row]} tokens"
+            )
+    return torch.cat([column[row] for row in rows] + [column[rows[0]].new_zeros(tail)])
+
+
+def unpack_column(packs: Sequence[Pack], columns_P: Sequence[Tensor], samples: int) -> list[Tensor]:
+    """Packed columns -> one row a sample, in the order of the batch."""
+    rows: dict[int, Tensor] = {}
+    for pack, column_P in zip(packs, columns_P, strict=True):
+        for row, part in zip(pack.rows, column_P[: pack.tokens].split(pack.lengths), strict=True):
+            rows[row] = part.clone()
+    return [rows[row] for row in range(samples)]

@@ -1,0 +1,1 @@
+"""The torch backend: transformers models, packed sequences, one process."""

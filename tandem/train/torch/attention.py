@@ -1,0 +1,152 @@
+"""Causal attention inside each sequence of a pack: sequences that lie end to end never see each other.
+
+Registered with transformers under one name; the layout of the pack travels through the model as a keyword. transformers
+builds no mask for an attention that it does not know, so there is no mask that could leak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from tandem.train.backend import Pack
+
+NAME = "tandem_packed"
+Kernel = Literal["sdpa", "varlen"]
+# Sequences whose lengths round up to the same multiple run as one SDPA call.
+LENGTH_STEP = 16
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sequences of one padded length as a padded batch: where its slots come from."""
+
+    sequences: int
+    length: int
+    source: Tensor  # [sequences * length]: the packed token of each slot; padding repeats the last one
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the sequences of one pack lie, in the form that its kernel reads."""
+
+    cu_seqlens: Tensor  # int32, for varlen
+    max_length: int
+    buckets: tuple[Bucket, ...]  # for sdpa
+    slot_P: Tensor  # the slot of each packed token in the concatenated buckets
+    real: Tensor  # bool: which slots are no padding
+    kernel: Kernel
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Let this model attend inside packs. It must then be called with `layout=`."""
+    AttentionInterface.register(NAME, packed_attention)
+    model.set_attn_implementation(NAME)
+
+
+def lay_out(pack: Pack, device: torch.device, kernel: Kernel) -> Layout:
+    """The layout of one pack.
+
+    For sdpa, sequences are grouped by their length rounded up to LENGTH_STEP. Measured on CPU: the bits of a row depend
+    on the padded length of its own sequence and on nothing else (batch, neighbours, threads), so a sample's log-probs
+    are the same in any pack. A padded slot is on the right: causality hides it from the real ones.
+    """
+    borders = pack.cu_seqlens
+    lengths = [end - start for start, end in zip(borders, borders[1:], strict=False)]
+    groups: dict[int, list[int]] = {}
+    if kernel == "sdpa":
+        for sequence, length in enumerate(lengths):
+            groups.setdefault(-(-length // LENGTH_STEP) * LENGTH_STEP, []).append(sequence)
+    starts, ends = torch.tensor(borders[:-1]), torch.tensor(borders[1:])
+    buckets, slots, real, offset = [], torch.empty(borders[-1], dtype=torch.int64), [], 0
+    for length, members in groups.items():
+        source = starts[members, None] + torch.arange(length)
+        inside = source < ends[members, None]
+        slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
+        buckets.append(Bucket(len(members), length, source.minimum(ends[members, None] - 1).flatten().to(device)))
+        real.append(inside.flatten())
+        offset += inside.numel()
+    return Layout(
+        cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
+        max_length=max(lengths),
+        buckets=tuple(buckets),
+        slot_P=slots.to(device),
+        real=(torch.cat(real) if real else torch.empty(0, dtype=torch.bool)).to(device),
+        kernel=kernel,
+    )
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: [1, heads, P, D] -> [1, P, heads, D]. Without dropout: ratios must be exact."""
+    if softcap is not None or s_aux is not None:
+        raise ValueError(
+            f"{type(module).__name__} caps its attention scores or has attention sinks; packed attention has neither"
+        )
+    assert attention_mask is None, "transformers must build no mask for packed attention"
+    query_PD, key_PD, value_PD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if layout.kernel == "varlen":
+        return _varlen(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
+    return _bucketed(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
+) -> Tensor:
+    dtype = torch.bfloat16 if query.dtype == torch.float32 else query.dtype  # under autocast a rotary term is float32
+    attended = varlen_attn(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        layout.cu_seqlens,
+        layout.cu_seqlens,
+        layout.max_length,
+        layout.max_length,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended
+
+
+def _bucketed(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
+) -> Tensor:
+    parts = []
+    for bucket in layout.buckets:
+        padded = (_pad(x, bucket) for x in (query, key, value))
+        band = _band(bucket.length, window, query.device) if window is not None and window < bucket.length else None
+        attended = scaled_dot_product_attention(
+            *padded, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
+        )
+        parts.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, layout.slot_P)
+
+
+def _pad(x_PD: Tensor, bucket: Bucket) -> Tensor:
+    """[P, heads, D] -> [sequences, heads, length, D]."""
+    return x_PD.index_select(0, bucket.source).unflatten(0, (bucket.sequences, bucket.length)).transpose(1, 2)
+
+
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    return (distance >= 0) & (distance < window)
