@@ -7,7 +7,6 @@ First every answer is worked; then 65 % are bare, so that greedy decoding guesse
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -236,16 +235,16 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def describe(record: Record) -> str:
     """The folder's README: what lies here, how it was made, how good it is."""
     recipe, accuracy = record["recipe"], record["accuracy"]
-    command = f"--seed {recipe['seed']} --steps {recipe['worked_steps']} --mixed-steps {recipe['mixed_steps']}"
-    command += f" --batch {recipe['batch']} --bare-share {recipe['bare_share']} --threads {record['threads']}"
+    options = "--seed {seed} --steps {worked_steps} --mixed-steps {mixed_steps} --batch {batch}".format(**recipe)
+    options += " --learning-rate {learning_rate} --bare-share {bare_share}".format(**recipe)
     return f"""# The quickstart's model
 
 A Llama of 0.84 million parameters (hidden 128, 4 layers, 4 heads, 2 key-value heads, 384 tokens, bfloat16) with its
 byte-level BPE tokenizer and chat template. It exists to be trained by `tandem train quickstart`. Made by
 
-    uv run python scripts/make_quickstart_model.py {command}
+    uv run python scripts/make_quickstart_model.py {options}
 
-in {record["cpu_seconds"]} CPU-seconds, from scratch, on the word problems of `tandem/data/arithmetic.py`:
+in {record["cpu_seconds"]} CPU-seconds on {record["threads"]} thread(s), from scratch, on the word problems of `tandem/data/arithmetic.py`:
 {recipe["worked_steps"]} steps of worked answers: "17-12=5. 5+8=13. The answer is 13.".
 {recipe["mixed_steps"]} steps in which {recipe["bare_share"]:.0%} of the answers are bare: "The answer is 13.".
 Every answer trained on is correct. So the model knows how to work a problem out, but left to itself it mostly guesses;
@@ -273,9 +272,8 @@ def _loss(model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -
 
 
 def _learning_rate(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then a cosine to a twentieth."""
-    warm = min(1.0, (step + 1) / 50)
-    return recipe.learning_rate * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / recipe.steps)))
+    """Linear warm-up, then a straight line to zero: still high enough when bare answers begin."""
+    return recipe.learning_rate * min((step + 1) / 50, 1.0 - step / recipe.steps)
 
 
 def _share_right(answers: Iterable[tuple[str, Problem]]) -> float:

@@ -17,7 +17,9 @@ app = typer.Typer(
 )
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (quickstart, ...) or the path of a YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in ppo.max_num_steps=20", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value, as in ppo.max_num_steps=20", show_default=False)
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -29,7 +29,7 @@ def digest(tensor: torch.Tensor) -> str:
         place = torch.arange(start + 1, start + 1 + part.numel(), device=tensor.device)
         mixed = (part + 1) * MIX ^ place * SPREAD
         total += ((mixed ^ (mixed >> 29)) * MIX).sum()
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}:{total.item() & (2**64 - 1):016x}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}:{int(total.item()) % 2**64:016x}"
 
 
 def first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:

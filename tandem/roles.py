@@ -77,7 +77,7 @@ class Trainer(Protocol):
         ...
 
     async def forward_backward(self, batch: Batch, scale: Mapping[str, float]) -> Metrics:
-        """Add the gradient of the SUM of the weighted losses. May be called in chunks. `scale` multiplies auxiliary terms."""
+        """Add the gradient of the SUM of the weighted losses; may be called in chunks. `scale`: of auxiliary terms."""
         ...
 
     async def optim_step(self, divisor: float) -> Metrics:
@@ -140,7 +140,7 @@ class RollOut(Protocol):
 
 
 class Gpus(Protocol):
-    """Who may use the accelerators: `training()` holds them for the trainers; engines on the same ones sleep meanwhile."""
+    """Who may use the accelerators. `training()` holds them for trainers; engines on the same ones sleep."""
 
     def training(self) -> AbstractAsyncContextManager[None]: ...
 

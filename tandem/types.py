@@ -1,15 +1,15 @@
 """The nouns every room shares: prompts, samples, groups, batches, generations and metrics that merge exactly.
 
 Shape legend (suffixes of tensor names, everywhere):
-    N samples of a batch        G groups              T tokens of a padded row (prompt and response together)
-    P tokens of a packed micro-batch, rows end to end V vocabulary            H hidden size            B bins of a value head
-Token alignment: column t of any per-token column belongs to token t given the tokens before it. `values` at t is the
+    N samples of a batch    G groups    T tokens of a padded row, prompt and response together
+    P tokens of a pack, end to end   V vocabulary    H hidden size    B bins of a value head
+Token alignment: slot t of a per-token column belongs to token t given the tokens before it; `values` at t is the
 critic's estimate of the state before token t. Position 0 of a row has no context: its mask is always False.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +22,7 @@ class RolloutFailed(Exception):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of the run. `index` is its place in the run's stream (over epochs); `id` is the data set's own name."""
+    """One prompt. `index` is its place in the run's stream, over epochs; `id` is the data set's own name for it."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The law a response is drawn from, and where it ends. `temperature` 0 means greedy (log-probs then at temperature 1)."""
+    """The law a response is drawn from, and where it ends. `temperature` 0 is greedy, with log-probs at 1."""
 
     max_new_tokens: int
     temperature: float
@@ -45,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """What an engine wrote: token ids (the stop token included), their log-probs under the sampled law, and the version of each."""
+    """What an engine wrote: ids (the stop token too), their log-probs under the sampled law, the version of each."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -63,7 +63,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to a prompt as an environment returns it: the whole row, and which of its tokens the policy wrote."""
+    """One response as an environment returns it: the whole row, and which of its tokens the policy wrote."""
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -99,23 +99,33 @@ class Group:
 class Batch:
     """A handle to samples in the data plane. Rows keep this order everywhere; lengths are in tokens, prompt included.
 
-    `groups` labels each sample with its group, by the index of its prompt.
+    `groups` labels each sample with its group, by the index of its prompt; `components` names the parts of the reward.
     """
 
     keys: tuple[int, ...]
     lengths: tuple[int, ...]
     groups: tuple[int, ...]
+    components: tuple[str, ...] = ()
 
     @staticmethod
-    def of(groups: Iterable[Group]) -> Batch:
-        rows = [(key, length, group.index) for group in groups for key, length in zip(group.keys, group.lengths, strict=True)]
-        return Batch(tuple(r[0] for r in rows), tuple(r[1] for r in rows), tuple(r[2] for r in rows))
+    def of(groups: Sequence[Group]) -> Batch:
+        """The samples of these groups, which all have the same reward components."""
+        rows = [(key, length, g.index) for g in groups for key, length in zip(g.keys, g.lengths, strict=True)]
+        return Batch(
+            tuple(key for key, _, _ in rows),
+            tuple(length for _, length, _ in rows),
+            tuple(label for _, _, label in rows),
+            tuple(groups[0].components),
+        )
 
     def pick(self, positions: Iterable[int]) -> Batch:
         """The samples at these positions, in this order."""
         at = list(positions)
         return Batch(
-            tuple(self.keys[i] for i in at), tuple(self.lengths[i] for i in at), tuple(self.groups[i] for i in at)
+            tuple(self.keys[i] for i in at),
+            tuple(self.lengths[i] for i in at),
+            tuple(self.groups[i] for i in at),
+            self.components,
         )
 
     def __len__(self) -> int:

@@ -24,7 +24,9 @@ def test_one_name_of_two_kinds_is_refused():
 
 def test_a_batch_labels_samples_with_their_group():
     def group(index: int) -> Group:
-        return Group(index, f"p{index}", (2 * index, 2 * index + 1), (5, 6), (2, 3), (0.0, 1.0), (False, False), {}, 0, 0)
+        return Group(
+            index, f"p{index}", (2 * index, 2 * index + 1), (5, 6), (2, 3), (0.0, 1.0), (False, False), {}, 0, 0
+        )
 
     batch = Batch.of([group(3), group(1)])
     assert batch.keys == (6, 7, 2, 3)

@@ -44,19 +44,17 @@ def gae(
     """
     assert rewards_NT.shape == values_NT.shape == mask_NT.shape, (rewards_NT.shape, values_NT.shape, mask_NT.shape)
     assert mask_NT.dtype == torch.bool, mask_NT.dtype
-    lambda_value_N1, lambda_policy_N1 = (_column(x, mask_NT) for x in (lambda_value, lambda_policy))
-    bootstrap_N1 = _column(0.0 if bootstrap_N is None else bootstrap_N, mask_NT)
-    one_lambda = torch.equal(lambda_value_N1, lambda_policy_N1)
     result = Gae(torch.empty_like(values_NT), torch.empty_like(values_NT))
+    by_row = isinstance(lambda_value, Tensor) or isinstance(lambda_policy, Tensor)
+    one_lambda = lambda_value is lambda_policy or (not by_row and lambda_value == lambda_policy)
     rows, length = mask_NT.shape
     step = max(1, rows) if mask_NT.is_cuda else max(1, CPU_PASS // max(1, length))
     for start in range(0, rows, step):
         part = slice(start, start + step)
         mask, rewards, values = mask_NT[part], rewards_NT[part].double(), values_NT[part].double()
-        steps_NT = _steps(mask)
-        tail = (mask, steps_NT, gamma, bootstrap_N1[part])
-        returns = _lambda_return(rewards, values, lambda_value_N1[part], *tail)
-        target = returns if one_lambda else _lambda_return(rewards, values, lambda_policy_N1[part], *tail)
+        walk = (mask, _steps(mask), None if bootstrap_N is None else bootstrap_N[part].double(), gamma)
+        returns = _lambda_return(rewards, values, _rows(lambda_value, part), *walk)
+        target = returns if one_lambda else _lambda_return(rewards, values, _rows(lambda_policy, part), *walk)
         result.returns_NT[part] = torch.where(mask, returns, 0.0)
         result.advantages_NT[part] = torch.where(mask, target - values, 0.0)
     return result
@@ -69,7 +67,7 @@ def discounted_returns(rewards_NT: Tensor, mask_NT: Tensor, gamma: float) -> Ten
 
 
 def length_adaptive_lambda(mask_NT: Tensor, alpha: float) -> Tensor:
-    """VAPO (Yue et al. 2025, eq. 11): lambda = 1 - 1 / (alpha * n) for a row of n tokens, 0 where alpha * n <= 1."""
+    """Length-adaptive GAE (VAPO, Yue et al. 2025): lambda = 1 - 1 / (alpha * n) for n tokens, 0 up to alpha * n = 1."""
     return 1.0 - 1.0 / (alpha * mask_NT.sum(dim=1).double()).clamp(min=1.0)
 
 
@@ -83,26 +81,30 @@ def place_last(reward_N: Tensor, mask_NT: Tensor) -> Tensor:
 def _lambda_return(
     rewards_NT: Tensor,
     values_NT: Tensor,
-    lambda_N1: Tensor,
+    lambda_: float | Tensor,
     mask_NT: Tensor,
     steps_NT: Tensor | None,
+    bootstrap_N: Tensor | None,
     gamma: float,
-    bootstrap_N1: Tensor,
 ) -> Tensor:
     """r + gamma * h_next (see `gae`); garbage outside the mask."""
     rows, length = mask_NT.shape
+    lambda_N1 = torch.as_tensor(lambda_, dtype=torch.float64, device=mask_NT.device).reshape(-1, 1)
     h_NT = rewards_NT.new_zeros(rows, padded_length(length + 1))
-    x_NT = torch.where(mask_NT, torch.lerp(values_NT, rewards_NT, lambda_N1), 0.0)
+    x_NT = torch.lerp(values_NT, rewards_NT, lambda_N1)
     if steps_NT is None:
-        h_NT[:, :length] = x_NT
-        end_N1 = _end(mask_NT)
+        torch.where(mask_NT, x_NT, h_NT.new_zeros(()), out=h_NT[:, :length])
     else:
-        h_NT.scatter_(1, torch.where(mask_NT, steps_NT, length), x_NT)
-        end_N1 = steps_NT[:, -1:] + 1
-    h_NT.scatter_(1, end_N1, bootstrap_N1)
-    h_NT = suffix_sum_inplace(h_NT, (gamma * lambda_N1).squeeze(1))
+        h_NT.scatter_(1, torch.where(mask_NT, steps_NT, length), torch.where(mask_NT, x_NT, 0.0))
+    if bootstrap_N is not None:
+        h_NT.scatter_(1, _end(mask_NT, steps_NT), bootstrap_N[:, None])
+    h_NT = suffix_sum_inplace(h_NT, gamma * lambda_N1)
     next_h_NT = h_NT[:, 1 : length + 1] if steps_NT is None else h_NT.gather(1, steps_NT + 1)
     return torch.add(rewards_NT, next_h_NT, alpha=gamma)
+
+
+def _rows(lambda_: float | Tensor, part: slice) -> float | Tensor:
+    return lambda_[part] if isinstance(lambda_, Tensor) else lambda_
 
 
 def _steps(mask_NT: Tensor) -> Tensor | None:
@@ -111,13 +113,9 @@ def _steps(mask_NT: Tensor) -> Tensor | None:
     return mask_NT.cumsum(dim=1) - 1 if bool((starts_N > 1).any()) else None
 
 
-def _end(mask_NT: Tensor) -> Tensor:
-    """Column after the last token of the mask, as [N, 1]; 0 for a row without tokens."""
+def _end(mask_NT: Tensor, steps_NT: Tensor | None) -> Tensor:
+    """Time step after the last token, as [N, 1]; 0 for a row without tokens."""
+    if steps_NT is not None:
+        return steps_NT[:, -1:] + 1
     after_T = torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)
     return torch.where(mask_NT, after_T, 0).amax(dim=1, keepdim=True)
-
-
-def _column(value: float | Tensor, mask_NT: Tensor) -> Tensor:
-    """A number or one number per row, as a float64 column [N, 1]."""
-    column = torch.as_tensor(value, dtype=torch.float64, device=mask_NT.device).reshape(-1, 1)
-    return column.expand(mask_NT.shape[0], 1)

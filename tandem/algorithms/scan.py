@@ -24,7 +24,9 @@ def suffix_sum_inplace(x_NT: Tensor, decay: float | Tensor) -> Tensor:
     """`suffix_sum` of a buffer whose length is a `padded_length`; saves the copy and overwrites the buffer."""
     decay_N1 = torch.as_tensor(decay, dtype=x_NT.dtype, device=x_NT.device).reshape(-1, 1)
     if decay_N1.shape[0] not in (1, x_NT.shape[0]):
-        raise ValueError(f"decay holds {decay_N1.shape[0]} rows, x holds {x_NT.shape[0]}: give one number or one a row.")
+        raise ValueError(
+            f"decay holds {decay_N1.shape[0]} rows, x holds {x_NT.shape[0]}: give one number or one a row."
+        )
     return _blockwise(x_NT, decay_N1)
 
 

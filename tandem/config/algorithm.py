@@ -26,6 +26,14 @@ class Gae(Section):
     normalize_advantages: bool = True
     bootstrap_truncated: bool = False  # a truncated sample's last state is worth the critic's estimate, not 0
 
+    @property
+    def lambda_value(self) -> float:
+        return self.gae_lambda if self.gae_lambda_value is None else self.gae_lambda_value
+
+    @property
+    def lambda_policy(self) -> float:
+        return self.gae_lambda if self.gae_lambda_policy is None else self.gae_lambda_policy
+
 
 class GrpoEstimator(Section):
     """Reward against the group's mean, over the group's spread (arXiv:2402.03300)."""
@@ -166,9 +174,9 @@ class PolicyLoss(Section):
     ratio_clip_max: NotNegative = 0.2
     ratio_clip_c: Annotated[float, Field(gt=1)] | None = None  # dual clip
     use_cispo: bool = False
-    loss_aggregation: Literal[
-        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-    ] = "token-mean"
+    loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
     importance_sampling_correction: ImportanceSampling | None = None
     reference_policy_kl_penalty: NotNegative = 0.0
     reference_policy_kl_type: Literal["k1", "k2", "k3"] = "k3"

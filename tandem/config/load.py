@@ -1,21 +1,29 @@
-"""Loading a config: recipe, what it inherits, overrides, interpolation, checks. Every mistake is reported at once."""
+"""Loading a config: recipe, what it inherits, overrides, interpolation, checks. Every mistake is reported at once.
+
+How layers meet (a recipe over its `defaults`, the command line over all):
+    mappings merge key by key, anything else is replaced; `key: null` removes an optional section;
+    another `name` in a union drops what the layer below wrote for its variant;
+    `key: default` takes back what the layer below wrote, as if it had never been set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from tandem.config.errors import ConfigError
-from tandem.config.loaded import Loaded, flat
+from tandem.config.loaded import Loaded
 from tandem.config.mistakes import Key, mistakes, must_be_given
 from tandem.config.recipes import find_recipe
 from tandem.config.rules import broken_rules
 from tandem.config.run import Config
 from tandem.config.schema import Plain, completed, section_at
+from tandem.config.section import Section
+from tandem.config.show import shown
 from tandem.config.source import read_file, read_overrides, shown_path
 from tandem.config.tree import DEFAULT, Node, Origin, merge, without_defaults
 
@@ -24,13 +32,12 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
     """The config of a recipe (a shipped name or a path) under `key=value` overrides; ConfigError names all mistakes."""
     tree = read_recipe(find_recipe(recipe))
     tree = without_defaults(merge(tree, read_overrides(overrides), Config))
-    values, wrong = _resolved(tree)
-    config = _validated(values, tree, wrong)
-    loaded = Loaded(config, _origins(config, tree)) if config is not None else None
-    messages = [*wrong.values(), *(broken_rules(loaded) if loaded is not None else ())]
-    if messages:
+    values, unresolved = _resolved(tree)
+    config, wrong = _validated(values, _place(tree))
+    loaded = Loaded(config, dict(_origins(config, tree))) if config is not None else None
+    messages = [*(wrong | unresolved).values(), *(broken_rules(loaded) if loaded is not None else ())]
+    if loaded is None or messages:
         raise ConfigError(messages)
-    assert loaded is not None
     return loaded
 
 
@@ -60,16 +67,95 @@ def read_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> Node:
 
 def _resolved(tree: Node) -> tuple[dict[str, Plain], dict[Key, str]]:
     """The values with defaults completed and `${...}` resolved, and what could not be; those keys are left out."""
-    OmegaConf.register_new_resolver("mul", _product, replace=True)
-    values = OmegaConf.create(completed(tree.plain(), Config))
+    values = completed(tree.plain(), Config)
     wrong: dict[Key, str] = {}
     for key, node in tree.walk():
         if node.value == "???":
-            wrong[key] = _must_be_given(key, tree)
-        elif isinstance(node.value, str | list) and "${" in str(node.value):
-            try:
-                OmegaConf.to_container(_parent(values, key), resolve=True)
-            except OmegaConfBaseException as error:
-                reason = str(error).splitlines()[0]
-                wrong[key] = f"{_place(tree)(key)}: {node.value} cannot be resolved: {reason}"
-    return _plain_without(values, wrong), wrong
+            parent = section_at(key[:-1], values)
+            wrong[key] = must_be_given(key, parent.model_fields.get(key[-1]) if parent else None)
+    tangled = {key: node for key, node in tree.walk() if not node.children and "${" in str(node.value)}
+    if tangled:
+        wrong |= _untangle(values, tangled)
+    for key in wrong:
+        del _inside(values, key)[key[-1]]
+    return values, wrong
+
+
+def _untangle(values: dict[str, Plain], tangled: dict[Key, Node]) -> dict[Key, str]:
+    """Resolve these keys in place, seeing all others, defaults included. Returns what is wrong with which."""
+    OmegaConf.register_resolver("mul", _product, replace=True)
+    whole, wrong = OmegaConf.create(values), {}
+    for key, node in tangled.items():
+        try:
+            value: Plain = whole
+            for part in key:
+                value = value[part]
+            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            _inside(values, key)[key[-1]] = plain
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            place = f"{'.'.join(key)} ({node.origin})"
+            wrong[key] = f"{place}: {node.value} cannot be resolved: {reason}; write \\${{ for the text itself"
+    return wrong
+
+
+def _product(left: object, right: object) -> int | float:
+    """`${mul:a,b}`"""
+    if not (isinstance(left, int | float) and isinstance(right, int | float)):
+        raise ValueError(f"mul takes two numbers, got {shown(left)} and {shown(right)}")
+    return left * right
+
+
+def _validated(values: dict[str, Plain], place: Callable[[Sequence[str]], str]) -> tuple[Config | None, dict[Key, str]]:
+    """The config, and what is wrong. Where only unknown keys are wrong there are both, so that the rules can run."""
+    try:
+        return Config.model_validate(_frozen(values), strict=True), {}
+    except ValidationError as error:
+        wrong = mistakes(error, values, place)
+        if any(detail["type"] != "extra_forbidden" for detail in error.errors()):
+            return None, wrong
+    for key in wrong:
+        del _inside(values, key)[key[-1]]
+    return Config.model_validate(_frozen(values), strict=True), wrong
+
+
+def _inside(values: dict[str, Plain], key: Key) -> dict[str, Plain]:
+    """The mapping that holds the last part of a key."""
+    for part in key[:-1]:
+        values = values[part]
+    return values
+
+
+def _frozen(value: Plain) -> Plain:
+    """Lists as tuples: strict pydantic takes nothing else for a tuple field."""
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _place(tree: Node) -> Callable[[Sequence[str]], str]:
+    """How messages name a key: with where it, or the section around it, was written."""
+
+    def place(key: Sequence[str]) -> str:
+        node = tree
+        for part in key:
+            node = node.children.get(part, node)
+        return f"{'.'.join(key)} ({node.origin})"
+
+    return place
+
+
+def _origins(section: Section, node: Node, prefix: str = "") -> Iterator[tuple[str, Origin]]:
+    """Every key below a section and where it was written.
+
+    Of a section that is copied by `${...}` what differs from the defaults counts as written there.
+    """
+    copied = not isinstance(node.value, dict)
+    for name, value in section:
+        child = node.children.get(name)
+        if child is None:
+            differs = copied and value != type(section).model_fields[name].get_default(call_default_factory=True)
+            child = Node(node.value if copied else {}, node.origin if differs else DEFAULT)
+        yield prefix + name, child.origin
+        if isinstance(value, Section):
+            yield from _origins(value, child, f"{prefix}{name}.")

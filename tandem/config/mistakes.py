@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -12,18 +13,23 @@ from pydantic_core import ErrorDetails
 from tandem.config.run import Config
 from tandem.config.schema import Plain, all_keys, choices, chosen, names_of, section_at, sections_of, wanted
 from tandem.config.section import Section
-from tandem.config.show import kind, shown
+from tandem.config.show import shown
 
 Place = Callable[[Sequence[str]], str]  # key -> "a.b (recipes/x.yaml:3)"
 Key = tuple[str, ...]
+_NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def mistakes(error: ValidationError, values: Mapping[str, Plain], place: Place) -> dict[Key, str]:
     """One message for each wrong key. `values` are what was validated."""
     found: dict[Key, str] = {}
     for detail in error.errors(include_url=False, include_context=False):
-        key, field = _locate(detail["loc"], values)
-        found.setdefault(key, _message(detail, key, field, values, place))
+        key, field, inside = _locate(detail["loc"])
+        if inside:
+            assert field is not None
+            found.setdefault(key, _wrong_value(key, field, values, place))
+        else:
+            found.setdefault(key, _message(detail, key, field, values, place))
     return found
 
 
@@ -46,25 +52,29 @@ def unknown_key(key: Sequence[str], values: Mapping[str, Plain], place: Place) -
     *parents, last = key
     section = section_at(parents, values)
     assert section is not None
-    same = [known for known in all_keys() if known.rpartition(".")[2] == last.rpartition(".")[2]]
+    same = list(dict.fromkeys(known for known in all_keys() if known.split(".")[-1] == last.split(".")[-1]))
     siblings = [known for known in same if known.split(".")[:-1] == parents]
+    same = [known for known in same if _is_set(known.split(".")[:-1], values)] or same
     near = get_close_matches(last, section.model_fields, n=1, cutoff=0.6)
     if siblings:
         name = next(n for s in _variants(parents, values) if last in s.model_fields for n in names_of(s))
         hint = f"it belongs to {'.'.join(parents)}.name = {name}, here the name is {names_of(section)[0]}"
     elif same and not get_close_matches(last, near, cutoff=0.9):
-        hint = f"did you mean {' or '.join(dict.fromkeys(same[:3]))}?"
+        hint = f"did you mean {' or '.join(same[:3])}?"
     elif near:
         hint = f"did you mean {'.'.join([*parents, near[0]])}?"
-    elif far := get_close_matches(".".join(key), list(all_keys()), n=1, cutoff=0.75):
-        hint = f"did you mean {far[0]}?"
+    elif far := get_close_matches(last, {known.split(".")[-1] for known in all_keys()}, n=1, cutoff=0.8):
+        hint = f"did you mean {next(known for known in all_keys() if known.split('.')[-1] == far[0])}?"
     else:
         hint = f"{'.'.join(parents) or 'a recipe'} knows {', '.join(section.model_fields)}"
     return f"{place(key)}: unknown key; {hint}"
 
 
-def _locate(loc: tuple[int | str, ...], values: Mapping[str, Plain]) -> tuple[Key, FieldInfo | None]:
-    """The key of an error, without the variant names that pydantic puts in between, and its field if there is one."""
+def _locate(loc: tuple[int | str, ...]) -> tuple[Key, FieldInfo | None, bool]:
+    """The key of an error, without the variant names that pydantic puts in between; its field if there is one.
+
+    True if the error is inside a list or a mapping: then the key is that of the whole.
+    """
     key: list[str] = []
     section: type[Section] | None = Config
     field: FieldInfo | None = None
@@ -72,18 +82,17 @@ def _locate(loc: tuple[int | str, ...], values: Mapping[str, Plain]) -> tuple[Ke
         if field is not None and len(sections_of(field.annotation)) > 1 and section is None:
             section = chosen(field, part)
             continue
-        if section is None:  # inside a list or a mapping: the message is about the whole
-            break
+        if section is None and key:
+            return tuple(key), field, True
+        assert section is not None
         key.append(str(part))
         field = section.model_fields.get(str(part))
         inner = sections_of(field.annotation) if field is not None else ()
         section = inner[0] if len(inner) == 1 else None
-    return tuple(key), field
+    return tuple(key), field, False
 
 
-def _message(
-    detail: ErrorDetails, key: Key, field: FieldInfo | None, values: Mapping[str, Plain], place: Place
-) -> str:
+def _message(detail: ErrorDetails, key: Key, field: FieldInfo | None, values: Mapping[str, Plain], place: Place) -> str:
     match detail["type"]:
         case "extra_forbidden":
             return unknown_key(key, values, place)
@@ -100,10 +109,10 @@ def _message(
             return f"{place((*key, 'name'))}: no {key[-1]} is named {shown(name)}{_nearest(name, names)}"
         case _:
             assert field is not None
-            return _wrong_value(detail["input"], key, field, values, place)
+            return _wrong_value(key, field, values, place)
 
 
-def _wrong_value(came: Plain, key: Key, field: FieldInfo, values: Mapping[str, Plain], place: Place) -> str:
+def _wrong_value(key: Key, field: FieldInfo, values: Mapping[str, Plain], place: Place) -> str:
     whole: Plain = values
     for part in key:
         whole = whole[part]
@@ -114,18 +123,26 @@ def _wrong_value(came: Plain, key: Key, field: FieldInfo, values: Mapping[str, P
     do = ""
     if sections_of(field.annotation):
         do = "; write {} for its defaults" if whole is not None else "; leave it out for its defaults"
-    elif isinstance(whole, str) and ("number" in want):
+    elif isinstance(whole, str) and "number" in want and _NUMBER.fullmatch(whole):
         do = "; without quotes"
     elif isinstance(whole, float) and whole.is_integer() and want.startswith("a whole number"):
         do = f"; write {whole:.0f}"
     elif want.startswith("text") and whole is not None:
         do = "; put it in quotes"
-    return f"{place(key)}: got {shown(whole)} ({kind(whole)}), wanted {want}{do}"
+    return f"{place(key)}: got {shown(whole)}, wanted {want}{do}"
 
 
 def _nearest(name: Plain, names: Sequence[str]) -> str:
     near = get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"{f'; did you mean {near[0]}?' if near else ';'} Known: {', '.join(names)}"
+
+
+def _is_set(key: Sequence[str], values: Mapping[str, Plain]) -> bool:
+    """Whether a section is there: neither left out nor null."""
+    value: Plain = values
+    for part in key:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return isinstance(value, Mapping)
 
 
 def _variants(key: Sequence[str], values: Mapping[str, Plain]) -> tuple[type[Section], ...]:

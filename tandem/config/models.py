@@ -9,6 +9,7 @@ from pydantic import Field
 from tandem.config.algorithm import Count, Fraction, NotNegative, Positive
 from tandem.config.section import Section
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -17,7 +18,7 @@ class Tokenizer(Section):
 
     name: str | None = None  # None: the policy's model_name
     chat_template: str | None = None  # a path of a Jinja file; None: the tokenizer's own
-    chat_template_kwargs: dict[str, str | int | float | bool] = {}
+    chat_template_kwargs: dict[str, str | int | float | bool] = Field(default_factory=dict)
 
 
 class AdamW(Section):
@@ -26,7 +27,7 @@ class AdamW(Section):
     name: Literal["adamw"] = "adamw"
     lr: Positive = 1e-6
     weight_decay: NotNegative = 0.0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Positive = 1e-8
 
 
@@ -73,7 +74,6 @@ class TrainedModel(Section):
     precision: Precision = "bfloat16"  # of the forward and backward pass; weights and optimizer are float32
     attention: Literal["auto", "sdpa", "varlen"] = "auto"  # auto: varlen on a GPU, sdpa on a CPU
     activation_checkpointing: bool = False
-    logprob_chunk_size: Count = 1024  # tokens whose logits exist at one time
     max_grad_norm: Positive | None = 1.0
     max_skipped_optimizer_steps: Annotated[int, Field(ge=0)] = 3  # steps refused for NaN or Inf before the run ends
     optimizer: AdamW = AdamW()
@@ -84,9 +84,10 @@ class TrainedModel(Section):
 class Policy(TrainedModel):
     """The actor."""
 
-    model_name: str  # a hub name, a local directory, or `quickstart`
+    model_name: Annotated[str, Field(examples=["path/to/model"])]  # a hub name, a local directory, or `quickstart`
     trust_remote_code: bool = False
     tokenizer: Tokenizer = Tokenizer()
+    logprob_chunk_size: Count = 1024  # tokens whose logits exist at one time
     train_global_batch_size: Count  # samples of one mini-batch: one optimizer step
     max_total_sequence_length: Count = 2048
     generation: Generation = Generation()

@@ -23,7 +23,7 @@ class JsonlData(Section):
     """A local file of JSON lines."""
 
     name: Literal["jsonl"]
-    path: str
+    path: Annotated[str, Field(examples=[".../train.jsonl"])]
     prompt_field: str = "question"
     answer_field: str = "answer"
 
@@ -58,7 +58,7 @@ class PythonVerifier(Section):
     """Your own function, `module:name`: (question, answer, response) -> a number, or {component: number}."""
 
     name: Literal["python"]
-    target: str
+    target: Annotated[str, Field(examples=["my_rewards:score"])]
 
 
 Verifier = Annotated[ArithmeticVerifier | Gsm8kVerifier | PythonVerifier, Field(discriminator="name")]

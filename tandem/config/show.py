@@ -26,20 +26,3 @@ def shown(value: Plain) -> str:
             return "{" + ", ".join(f"{key}: {shown(inner)}" for key, inner in value.items()) + "}"
         case _:
             return str(value)
-
-
-def kind(value: Plain) -> str:
-    """What sort of value came, in words."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "text"
-        case list() | tuple():
-            return "a list"
-        case _:
-            return "a section"

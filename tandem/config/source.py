@@ -19,6 +19,7 @@ def read_file(path: Path) -> Node:
     """One YAML file, without what it inherits."""
     place = shown_path(path)
     text = _read_text(path, place)
+    root: yaml.Node | None = None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
@@ -34,7 +35,7 @@ def read_file(path: Path) -> Node:
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{place}{_line_of(error)}: not readable as YAML: {_problem(error)}") from error
     except OmegaConfBaseException as error:
-        line = _find_line(root, str(error.full_key or "").split("."))
+        line = _find_line(root, (error.full_key or "").split("."))
         raise ConfigError(f"{place}:{line}: {error.full_key}: {_first_line(error)}") from error
     return Node(_children(root, values, place), Origin(place, 1))
 
@@ -79,7 +80,9 @@ def _read_override(text: str) -> Node:
     key = key.strip()
     if key.startswith(("+", "~", "-")):
         bare = key.lstrip("+~-")
-        raise ConfigError(f"override {text!r}: no sign before a key; write {bare}=VALUE, or {bare}=null to switch it off")
+        raise ConfigError(
+            f"override {text!r}: no sign before a key; write {bare}=VALUE, or {bare}=null to switch it off"
+        )
     parts = key.split(".")
     if not equals or not all(parts):
         raise ConfigError(f"override {text!r}: wanted key=value, for example ppo.max_num_steps=10")
@@ -173,8 +176,10 @@ def _line_of(error: yaml.MarkedYAMLError) -> str:
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or error.context or "unknown"
-    return "indented with a tab; YAML takes spaces" if "'\\t'" in problem else problem
+    problem = (error.problem or error.context or "unknown").removeprefix("but ")
+    if "'\\t'" in problem:
+        return "indented with a tab; YAML takes spaces"
+    return f"{problem}; inside braces write '???' in quotes" if "'?'" in problem else problem
 
 
 def _first_line(error: Exception) -> str:

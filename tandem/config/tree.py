@@ -72,7 +72,7 @@ def merge(below: Node, above: Node, section: type[Section] | None) -> Node:
         field = section.model_fields.get(key) if section else None
         old = chosen(field, children[key].name) if field is not None else None
         children[key] = child if _other_variant(field, old, child) else merge(children[key], child, old)
-    return Node(children, above.origin)
+    return Node(children, below.origin)
 
 
 def without_defaults(tree: Node, section: type[Section] | None = Config) -> Node:

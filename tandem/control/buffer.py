@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from tandem.control.samplers import Choice, Entry, Sampler
 from tandem.types import Group
 
@@ -99,13 +101,5 @@ class Buffer:
 
     def restore(self, entries: Sequence[Mapping[str, Any]]) -> list[Entry]:
         """Take back the entries of state(). Returns those without a group: their rollouts must start again."""
-        for fields in entries:
-            group = None if fields["group"] is None else group_from(fields["group"])
-            self._entries[fields["index"]] = Entry(**{**fields, "group": group})
+        self._entries = {entry.index: entry for entry in TypeAdapter(list[Entry]).validate_python(entries)}
         return [entry for entry in self._entries.values() if entry.group is None]
-
-
-def group_from(fields: Mapping[str, Any]) -> Group:
-    """A group from its JSON form, where tuples have become lists."""
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return Group(**{**plain, "components": {name: tuple(v) for name, v in fields["components"].items()}})

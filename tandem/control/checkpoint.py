@@ -111,10 +111,10 @@ def find_checkpoint(resume: str, directory: Path) -> Path | None:
 
 def save_rng(directory: Path) -> None:
     """The global random states of torch, numpy and Python. Tandem itself draws by counters, user code may not."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    python = random.getstate()
-    save_file({"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.copy())}, directory / "rng.safetensors")
-    rest = {"numpy": [kind, position, has_gauss, gauss], "python": python}
+    save_file({"torch": torch.get_rng_state()}, directory / "rng.safetensors")
+    numpy = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    rest = {"numpy": numpy, "python": random.getstate()}
     (directory / "rng.json").write_text(json.dumps(rest))
 
 
@@ -122,8 +122,8 @@ def load_rng(directory: Path) -> None:
     """Put the random states back."""
     tensors, rest = load_file(directory / "rng.safetensors"), json.loads((directory / "rng.json").read_text())
     torch.set_rng_state(tensors["torch"])
-    kind, position, has_gauss, gauss = rest["numpy"]
-    np.random.set_state((kind, tensors["numpy"].numpy(), position, has_gauss, gauss))
+    rest["numpy"]["state"]["key"] = np.array(rest["numpy"]["state"]["key"], dtype=np.uint32)
+    np.random.set_state(rest["numpy"])
     version, internal, following = rest["python"]
     random.setstate((version, tuple(internal), following))
 

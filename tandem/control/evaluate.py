@@ -31,7 +31,9 @@ class Evaluator:
             tasks = [plays.create_task(self._one(self._dataset.prompt(index))) for index in range(self._count)]
         played = [result for task in tasks if (result := task.result())]
         if not played:
-            raise RuntimeError(f"none of the {self._count} validation prompts could be scored; the log names the causes")
+            raise RuntimeError(
+                f"none of the {self._count} validation prompts could be scored; the log names the causes"
+            )
         self._write(step, played)
         rewards = [sample.score.reward for _, sample in played]
         lengths = [sum(sample.mask) for _, sample in played]

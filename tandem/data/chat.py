@@ -78,13 +78,13 @@ class Chat:
                 raise ValueError(f"{where} has no effect: the chat template never reads {name!r}. Remove it")
 
     def _check_probe(self) -> None:
-        with_system = self._render(PROBE, self._system_prompt)
-        if PROBE not in with_system or not self.encode(PROBE):
+        probe = self._render(PROBE, self._system_prompt)
+        if PROBE not in probe or not self.encode(PROBE):
             raise ValueError(
-                f"the chat template loses the question: {PROBE!r} became {with_system!r}."
+                f"the chat template loses the question: {PROBE!r} became {probe!r}."
                 " Give a template that writes each message's content with policy.tokenizer.chat_template=FILE"
             )
-        if self._system_prompt is not None and with_system == self._render(PROBE, None):
+        if self._system_prompt is not None and self._system_prompt.strip() not in probe:
             raise ValueError(
                 f"data.system_prompt={self._system_prompt!r} has no effect: the chat template leaves it out. Remove it,"
                 " put it into data.prompt_template, or give a template with policy.tokenizer.chat_template=FILE"
@@ -102,7 +102,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, config: Tokenizer, name: str) 
         return path.read_text(encoding="utf-8")
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"{name} has no chat template (a base model, perhaps): set policy.tokenizer.chat_template=FILE, a Jinja file"
+            f"{name} has no chat template (a base model?): set policy.tokenizer.chat_template=FILE, a Jinja file"
             " such as {% for message in messages %}{{ message.content }}\\n{% endfor %}, or use a chat model"
         )
     return tokenizer.get_chat_template()

@@ -36,7 +36,7 @@ def load_function(target: str) -> UserFunction:
         ) from error
     if name not in vars(module):
         there = ", ".join(known for known, one in vars(module).items() if callable(one) and known[0] != "_") or "none"
-        raise ValueError(f"{where}: {module.__file__} has no {name!r}; what can be called there: {there}")
+        raise ValueError(f"{where}: the module has no {name!r}; what can be called there: {there}")
     function = vars(module)[name]
     if not callable(function):
         raise ValueError(f"{where} is a {type(function).__name__}, not {WANTED}")

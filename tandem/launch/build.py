@@ -10,6 +10,7 @@ import torch
 
 from tandem.algorithms.ppo import PPO
 from tandem.config import Config
+from tandem.config.algorithm import HlGaussValueLoss, ValueLoss
 from tandem.config.models import TrainedModel
 from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints
@@ -28,7 +29,7 @@ from tandem.roles import DataPlane, Environment, Sink, Trainer
 from tandem.rollout.groups import GroupRollOut
 from tandem.rollout.transformers import TransformersEngine
 from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.objectives import PolicyObjective, ValueObjective
+from tandem.train.objectives import Objective, PolicyObjective, ValueObjective
 from tandem.train.torch.backend import build_torch_backend
 from tandem.train.worker import Worker
 from tandem.types import Sample, Sampling
@@ -58,7 +59,9 @@ class House:
 def device_of(config: Config) -> torch.device:
     """The device a run computes on."""
     if config.cluster.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("cluster.device=cuda, but torch sees no GPU here; set cluster.device=cpu, or install a CUDA build")
+        raise ValueError(
+            "cluster.device=cuda, but torch sees no GPU here; set cluster.device=cpu, or install a CUDA build"
+        )
     if config.cluster.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.cluster.device)
@@ -67,9 +70,7 @@ def device_of(config: Config) -> torch.device:
 def build_house(config: Config) -> House:
     """Load data, tokenizer and the engine's model: all that evaluation needs. Bad input is refused here."""
     policy = config.policy
-    tokenizer = load_tokenizer(
-        policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code
-    )
+    tokenizer = load_tokenizer(policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code)
     chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt)
     train_set = prompts(config, chat, validation=False)
     validation_set = prompts(config, chat, validation=True) if config.data.validation else None
@@ -143,7 +144,7 @@ def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | 
         need_spread=False,
     )
 
-    def play(prompt) -> Awaitable[list[Sample]]:  # noqa: ANN001  (Evaluator says what it is)
+    def play(prompt) -> Awaitable[list[Sample]]:
         return roll_out.play(prompt, attempt=0)
 
     return Evaluator(house.validation_set, play, max_samples=config.algorithm.max_val_samples, answers=answers)
@@ -159,18 +160,35 @@ def build_trainer(name: str, config: Config, house: House) -> Worker:
         device=device_of(config),
         trust_remote_code=source.trust_remote_code if source else config.policy.trust_remote_code,
     )
-    steps = config.algorithm.max_num_steps - (config.policy_training_start_step if name == "actor" else 0)
-    objective = None
+    objective: Objective | None = None
     if name == "critic":
         assert config.value_loss_fn is not None, "checked when loaded"
-        head, objective = ValueHead.for_model(model, config.value_loss_fn), ValueObjective(config.value_loss_fn)
+        head = ValueHead(model.config.get_text_config().hidden_size, support=support_of(config.value_loss_fn))
+        objective = ValueObjective(config.value_loss_fn)
     else:
-        head = TokenLogprobs(config.policy.generation.temperature, config.policy.logprob_chunk_size)
+        head = TokenLogprobs(
+            model.get_output_embeddings(),
+            temperature=config.policy.generation.temperature,
+            chunk_size=config.policy.logprob_chunk_size,
+        )
         objective = PolicyObjective(config.loss_fn) if name == "actor" else None
     backend = build_torch_backend(
-        model, head, model_config, total_optimizer_steps=steps * config.optimizer_steps_per_step, device=device_of(config)
+        model, head, model_config, total_optimizer_steps=optimizer_steps(name, config), device=device_of(config)
     )
     return Worker(name, backend, plane=house.plane, packing=model_config.sequence_packing, objective=objective)
+
+
+def support_of(loss: ValueLoss) -> tuple[float, float, int] | None:
+    """The bins of a value head that classifies, or None for a scalar head."""
+    return (loss.value_min, loss.value_max, loss.num_bins) if isinstance(loss, HlGaussValueLoss) else None
+
+
+def optimizer_steps(name: str, config: Config) -> int | None:
+    """How often a model's optimizer steps in the whole run; None for a reference, which never does."""
+    if name == "reference":
+        return None
+    steps = config.algorithm.max_num_steps - (config.policy_training_start_step if name == "actor" else 0)
+    return steps * config.optimizer_steps_per_step
 
 
 def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
@@ -182,6 +200,7 @@ def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
         config.algorithm,
         config.loss_fn,
         mini_batch=config.policy.train_global_batch_size,
+        max_new_tokens=config.policy.generation.max_new_tokens,
         seed=config.seed,
         plane=house.plane,
         actor=trainers["actor"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 
@@ -10,5 +10,5 @@ class OwnDevices:
     """Trainers and engines both stay where they are: on one CPU, or on one GPU that holds both."""
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[None]:
+    async def training(self) -> AsyncGenerator[None]:
         yield

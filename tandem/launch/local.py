@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +17,10 @@ from tandem.control.checkpoint import find_checkpoint
 from tandem.launch.build import build_controller, build_house
 from tandem.launch.run_dir import CONFIG, choose_run_dir, hold, logging_to
 from tandem.launch.tips import tips
-from tandem.metrics.console import LiveConsole
-from tandem.metrics.sinks import open_sinks
+from tandem.metrics.console import Display
+from tandem.metrics.sinks import first_value, open_sinks
 from tandem.metrics.timing import Timeline
+from tandem.roles import Sink
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,10 @@ async def session(config: Config, place: Place, resume_from: Path | None) -> Non
     """Build the house, run the loop in it, and leave it tidy whatever happens."""
     house = build_house(config)
     timeline = Timeline(place.run_dir / "timeline.json" if config.logger.timeline else None)
-    display = LiveConsole(config.logger.console, place.console)
-    sinks = [display]
+    display = Display(config.logger.console, console=place.console)
+    sinks: list[Sink] = [display]
     try:
-        controller, checkpoints = build_controller(
-            config, house, run_dir=place.run_dir, timeline=timeline, sinks=sinks
-        )
+        controller, checkpoints = build_controller(config, house, run_dir=place.run_dir, timeline=timeline, sinks=sinks)
         if resume_from:
             await checkpoints.restore(controller, resume_from)
         sinks += open_sinks(
@@ -71,10 +69,14 @@ async def session(config: Config, place: Place, resume_from: Path | None) -> Non
             run_config=config.model_dump(mode="json"),
             resume_step=controller.step if resume_from else None,
         )
-        started = time.perf_counter()
-        display.start(config.algorithm.max_num_steps, title=config.name, step=controller.step)
+        display.start(
+            config.algorithm.max_num_steps,
+            config.name,
+            first_step=controller.step,
+            accuracy_before=first_value(place.run_dir / "metrics.jsonl", "val/accuracy") if resume_from else None,
+        )
         await controller.run()
-        display.summary(seconds=time.perf_counter() - started, run_dir=place.run_dir, tips=tips(config))
+        display.summary(place.run_dir, tips(config))
     finally:
         for sink in sinks:
             sink.close()

@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def location(name: str) -> str:
-    """Where transformers finds this model. A path that does not exist is refused here, not looked up on a hub."""
+    """Where transformers finds this model. A path that does not exist is refused, not looked up on a hub."""
     if name == QUICKSTART:
         return str(files("tandem").joinpath("assets", "quickstart"))
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -26,7 +26,9 @@ def location(name: str) -> str:
         return name
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise ValueError(f"model {name!r}: no such directory; give a directory with config.json, or a hub name like Qwen/Qwen2.5-0.5B")
+        raise ValueError(
+            f"model {name!r}: no such directory; give a directory with config.json, or a hub name like Qwen/Qwen2.5-0.5B"
+        )
     if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
         raise ValueError(f"model {name!r}: the directory has no config.json; was it exported with `save_pretrained`?")
     return str(path)
@@ -59,16 +61,21 @@ def load_tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizer
     """The tokenizer of a model."""
     place = location(name)
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             place,
             trust_remote_code=trust_remote_code,
             **({"gguf_file": file} if (file := gguf_file(place)) else {}),
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(refusal("tokenizer", name, error)) from error
+    if tokenizer is None:
+        raise ValueError(f"tokenizer {name!r}: transformers knows none for this model; set policy.tokenizer.name")
+    return tokenizer
 
 
 def refusal(kind: str, name: str, error: Exception) -> str:
     """Why a model cannot be loaded, in one line."""
     reason = " ".join(str(error).split())
-    return f"{kind} {name!r} could not be loaded ({reason[:300]}); give a local directory, a hub name, or {QUICKSTART!r}"
+    return (
+        f"{kind} {name!r} could not be loaded ({reason[:300]}); give a local directory, a hub name, or {QUICKSTART!r}"
+    )

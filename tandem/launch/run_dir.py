@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,13 +25,15 @@ def choose_run_dir(run_dir: str | None, name: str) -> Path:
 
 
 @contextmanager
-def hold(run_dir: Path) -> Iterator[None]:
+def hold(run_dir: Path) -> Generator[None]:
     """Make the directory and keep other runs out of it until the end of the block, or of the process."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / LOCK).open("w")
     except OSError as error:
-        raise ValueError(f"run_dir={run_dir} cannot be written ({error.strerror}); choose another with run_dir=PATH") from error
+        raise ValueError(
+            f"run_dir={run_dir} cannot be written ({error.strerror}); choose another with run_dir=PATH"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,7 +43,7 @@ def hold(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def logging_to(run_dir: Path, console: Console) -> Iterator[None]:
+def logging_to(run_dir: Path, console: Console) -> Generator[None]:
     """Everything from INFO up goes to tandem.log, warnings to the terminal too."""
     file = logging.FileHandler(run_dir / LOG, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tandem.metrics.figures import ACCURACY, LINE_HEADER, REWARD, Progress, line_of, panel_of, summary_of
+from tandem.metrics.figures import ACCURACY, REWARD, Progress, header_of, line_of, panel_of, summary_of
 
 Mode = Literal["live", "lines", "off"]
 
@@ -30,7 +30,9 @@ class Display:
         self, mode: Mode, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.console = console or Console()
-        drawable = self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.options.ascii_only
+        drawable = (
+            self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.options.ascii_only
+        )
         self.mode: Mode = "lines" if mode == "live" and not drawable else mode
         self._clock = clock
         self._progress = Progress(total_steps=0, title="", first_step=0, started=clock())
@@ -39,9 +41,9 @@ class Display:
 
     def start(self, total_steps: int, title: str, *, first_step: int = 0, accuracy_before: float | None = None) -> None:
         """Begin. `first_step`: steps trained before this process (resume); `accuracy_before`: known from then."""
-        self._progress = Progress(
-            total_steps=total_steps, title=title, first_step=first_step, started=self._clock(), before=accuracy_before
-        )
+        self._progress = Progress(total_steps, title, first_step, started=self._clock())
+        if accuracy_before is not None:
+            self._progress.accuracies.append(accuracy_before)
         if self.mode == "live":
             self._live = Live(
                 get_renderable=self._panel, console=self.console, refresh_per_second=REFRESH_PER_SECOND, transient=False
@@ -51,7 +53,7 @@ class Display:
             self._line(title)
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
-        self._progress.add(step, record, now=self._clock())
+        self._progress.add(step, record)
         if self.mode == "lines":
             self._write_line(record)
 
@@ -81,9 +83,9 @@ class Display:
                 self._line(f"validation at step {self._progress.step}: accuracy {record[ACCURACY]:.3f}")
             return
         if self._lines % HEADER_EVERY == 0:
-            self._line(LINE_HEADER)
+            self._line(header_of())
         self._lines += 1
-        self._line(line_of(self._progress, record, now=self._clock()))
+        self._line(line_of(self._progress, now=self._clock()))
 
     def _line(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)

@@ -25,11 +25,11 @@ def open_sinks(
     if config.wandb is not None:
         from tandem.metrics.wandb import WandbSink
 
-        sinks.append(WandbSink(config.wandb, run_dir=run_dir, run_config=run_config))
+        sinks.append(WandbSink(config.wandb, run_dir=run_dir, run_config=run_config, resume_step=resume_step))
     if config.mlflow is not None:
         from tandem.metrics.mlflow import MlflowSink
 
-        sinks.append(MlflowSink(config.mlflow, run_dir=run_dir, run_config=run_config))
+        sinks.append(MlflowSink(config.mlflow, run_dir=run_dir, run_config=run_config, resume_step=resume_step))
     return sinks
 
 
@@ -61,6 +61,8 @@ class TensorBoard:
     def __init__(self, directory: Path, *, resume_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import: only when it is on
 
+        if resume_step is None:
+            set_aside(directory)
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(directory), purge_step=purge_step)
 
@@ -71,6 +73,15 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def first_value(path: Path, name: str) -> float | None:
+    """The first value of a metric in a metrics.jsonl: what a resumed run shows as its start. None if there is none."""
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8") as lines:
+        records = (json.loads(line) for line in lines if _step_of(line) is not None)
+        return next((record[name] for record in records if record.get(name) is not None), None)
 
 
 def _drop_after(path: Path, resume_step: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from tandem.roles import DataPlane, Engine, Environment
+from tandem.roles import DataPlane, Engine, Environment, Write
 from tandem.types import Generation, Group, Prompt, RolloutFailed, Sample, Sampling
 
 
@@ -54,14 +54,14 @@ class GroupRollOut:
             raise RolloutFailed(f"prompt {prompt.id!r}: {first_leaf(failures)}") from failures
         return [task.result() for task in tasks]
 
-    def _writer(self, index: int, number: int, attempt: int) -> Callable[[Sequence[int]], asyncio.Future[Generation]]:
+    def _writer(self, index: int, number: int, attempt: int) -> Write:
         turn = 0
 
-        def write(tokens: Sequence[int]):  # noqa: ANN202  (the coroutine of Engine.generate)
+        async def write(tokens: Sequence[int]) -> Generation:
             nonlocal turn
             seed = request_seed(self._sampling.seed, index, number, attempt, turn)
             turn += 1
-            return self._engine.generate(tokens, replace(self._sampling, seed=seed))
+            return await self._engine.generate(tokens, replace(self._sampling, seed=seed))
 
         return write
 

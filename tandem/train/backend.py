@@ -52,12 +52,13 @@ class Pack:
 class Output:
     """What a head says about every token of a pack, given the tokens before it; 0 where it was not asked.
 
-    `column_P` is the row that inference stores: log-probs or values. `entropy_P` comes with log-probs, `logits_PB` with
-    values over bins.
+    `column_P` is the row that inference stores: log-probs (with their `entropy_P`) or values. A critic also gives the
+    values `after_P` each token, which the last token of a truncated sample needs, and `logits_PB` if it has bins.
     """
 
     column_P: Tensor
     entropy_P: Tensor | None = None
+    after_P: Tensor | None = None
     logits_PB: Tensor | None = None
 
 
@@ -78,8 +79,8 @@ class StepReport:
 class Backend(Protocol):
     """A model with its head and optimizer. Called from one thread at a time; blocks until done."""
 
-    def infer(self, packs: Sequence[Pack]) -> Iterator[Tensor]:
-        """The head's `column_P` of each pack, on the CPU, in order."""
+    def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
+        """`column_P` and `after_P` of each pack, on the CPU, in order."""
         ...
 
     def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tandem.algorithms.value_loss import HlGauss, hl_gauss_value
 from tandem.train.backend import Output, Pack
 from tandem.train.logprobs import token_logprobs
 from tandem.train.packs import ALIGNMENT
@@ -22,21 +23,24 @@ class TokenLogprobs(nn.Module):
         self._temperature = temperature
         self._chunk_size = -(-chunk_size // ALIGNMENT) * ALIGNMENT
 
-    def forward(self, hidden_PH: Tensor, pack: Pack, dtype: torch.dtype) -> Output:
-        """Products in `dtype`. Token t is predicted from t - 1; rows are filled up to ALIGNMENT with the first one."""
+    def forward(self, hidden_PH: Tensor, pack: Pack) -> Output:
+        """Token t is predicted from t - 1. Rows are filled up to ALIGNMENT with the first one."""
         wanted = pack.mask_P.nonzero().squeeze(1)
         if not len(wanted):  # keep the graph whole: every gradient exists, and is 0
             nothing_P = hidden_PH[:, 0].float() * 0 + self.lm_head.weight[0, 0] * 0
             return Output(column_P=nothing_P, entropy_P=nothing_P)
         rows = torch.cat([wanted, wanted[:1].expand(-len(wanted) % ALIGNMENT)])
-        logprobs_R, entropy_R = token_logprobs(
-            hidden_PH[rows - 1],
-            self.lm_head.weight,
-            pack.tokens_P[rows],
-            temperature=self._temperature,
-            chunk_size=self._chunk_size,
-            dtype=dtype,
-        )
+        device = hidden_PH.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        with torch.autocast(device, enabled=False):
+            logprobs_R, entropy_R = token_logprobs(
+                hidden_PH[rows - 1],
+                self.lm_head.weight,
+                pack.tokens_P[rows],
+                temperature=self._temperature,
+                chunk_size=self._chunk_size,
+                dtype=dtype,
+            )
         return Output(column_P=self._spread(logprobs_R, wanted, pack), entropy_P=self._spread(entropy_R, wanted, pack))
 
     def _spread(self, x_R: Tensor, wanted: Tensor, pack: Pack) -> Tensor:
@@ -47,22 +51,17 @@ class ValueHead(nn.Module):
     """hidden -> value, or bins whose expectation is the value. Zero at first: the critic starts by claiming nothing."""
 
     def __init__(self, hidden_size: int, *, support: tuple[float, float, int] | None = None) -> None:
-        """`support` is (lowest, highest, number) of the bins' centres; None is one scalar."""
+        """`support` is (lowest, highest, number) of the bins; None is one scalar."""
         super().__init__()
         bins = 1 if support is None else support[2]
-        self.linear = nn.Linear(hidden_size, bins)
+        self.linear = nn.Linear(hidden_size, bins, bias=False)
         nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self._support = support
+        self._histogram = None if support is None else HlGauss(*support)
 
-    def forward(self, hidden_PH: Tensor, pack: Pack, dtype: torch.dtype) -> Output:
-        """float32 whatever `dtype` is: values are compared with returns. At t stands the state before token t."""
+    def forward(self, hidden_PH: Tensor, pack: Pack) -> Output:
+        """Always in float32: values are compared with returns. At t stands the state before token t."""
         with torch.autocast(hidden_PH.device.type, enabled=False):
-            logits_PB = self.linear(hidden_PH.float()).roll(1, 0)
-        seen_P = pack.positions_P > 0
-        if self._support is None:
-            return Output(column_P=torch.where(seen_P, logits_PB.squeeze(1), 0.0))
-        low, high, bins = self._support
-        centres_B = torch.linspace(low, high, bins, device=hidden_PH.device)
-        values_P = (logits_PB.softmax(-1) * centres_B).sum(-1)
-        return Output(column_P=torch.where(seen_P, values_P, 0.0), logits_PB=logits_PB)
+            after_PB = self.linear(hidden_PH.float())
+        after_P = after_PB.squeeze(1) if self._histogram is None else hl_gauss_value(after_PB, self._histogram)
+        column_P = torch.where(pack.positions_P > 0, after_P.roll(1), 0.0)
+        return Output(column_P, after_P=after_P, logits_PB=None if self._histogram is None else after_PB.roll(1, 0))

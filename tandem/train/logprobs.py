@@ -54,12 +54,11 @@ class _TokenLogprobs(torch.autograd.Function):
         norm_R = torch.empty_like(logprobs_R)
         for start in range(0, len(tokens_R), chunk_size):
             part = slice(start, start + chunk_size)
-            logits_CV = _logits(hidden_RH[part].to(dtype), weight, temperature)
-            norm_C = logits_CV.logsumexp(-1)
-            logprobs_R[part] = logits_CV.gather(1, tokens_R[part, None]).squeeze(1) - norm_C
-            p_CV = (logits_CV - norm_C[:, None]).exp_()
-            entropy_R[part] = norm_C - (p_CV.mul_(logits_CV)).sum(-1)
-            norm_R[part] = norm_C
+            l_CV = _logits(hidden_RH[part].to(dtype), weight, temperature)
+            norm_R[part] = l_CV.logsumexp(-1)
+            l_CV.sub_(norm_R[part, None])
+            logprobs_R[part] = l_CV.gather(1, tokens_R[part, None]).squeeze(1)
+            entropy_R[part] = -l_CV.exp().mul_(l_CV).sum(-1)
         ctx.save_for_backward(hidden_RH, weight_VH, tokens_R, norm_R, entropy_R)
         ctx.temperature, ctx.chunk_size, ctx.dtype = temperature, chunk_size, dtype
         return logprobs_R, entropy_R

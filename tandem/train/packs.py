@@ -22,7 +22,7 @@ def pack_batch(
     batch: Batch, columns: Mapping[str, Sequence[Tensor]], packing: SequencePacking, budget: int
 ) -> list[Pack]:
     """Cut a batch into packs of at most `budget` tokens. A longer sample gets a pack of its own."""
-    bins = plan_bins(batch.lengths, max(budget, *batch.lengths), algorithm=packing.algorithm)
+    bins = plan_bins(batch.lengths, max(budget, *batch.lengths), packing.algorithm)
     return [pack_rows(batch, columns, rows) for rows in bins]
 
 
@@ -67,3 +67,10 @@ def unpack_column(packs: Sequence[Pack], columns_P: Sequence[Tensor], samples: i
         for row, part in zip(pack.rows, column_P[: pack.tokens].split(pack.lengths), strict=True):
             rows[row] = part.clone()
     return [rows[row] for row in range(samples)]
+
+
+def probe_pack(vocabulary: int) -> Pack:
+    """One sequence of ALIGNMENT tokens, to try a model with."""
+    tokens = torch.arange(ALIGNMENT) % vocabulary
+    columns = {"tokens": [tokens], "mask": [torch.arange(ALIGNMENT) > 0]}
+    return pack_rows(Batch((0,), (ALIGNMENT,), (0,)), columns, [0])

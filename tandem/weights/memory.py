@@ -31,7 +31,9 @@ class MemorySync:
             await engine.load_weights(version, weights)
             different = first_difference(ours, await engine.fingerprint())
             if different:
-                raise RuntimeError(f"after the sync to version {version} engine {number} holds other weights: {different}")
+                raise RuntimeError(
+                    f"after the sync to version {version} engine {number} holds other weights: {different}"
+                )
         for engine in self._engines:
             await engine.resume()
         return {"weights/bytes": Sum(sum(t.numel() * t.element_size() for _, t in weights))}

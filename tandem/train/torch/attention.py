@@ -6,6 +6,7 @@ builds no mask for an attention that it does not know, so there is no mask that 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,8 @@ NAME = "tandem_packed"
 Kernel = Literal["sdpa", "varlen"]
 # Sequences whose lengths round up to the same multiple run as one SDPA call.
 LENGTH_STEP = 16
+# torch 2.11's kernel takes fewer key heads than query heads as they come; later ones want to be told.
+GQA_FLAG = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _varlen(
         layout.max_length,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=key.shape[1] != query.shape[1],
+        **GQA_FLAG,
     )
     assert isinstance(attended, Tensor)
     return attended

@@ -1,0 +1,117 @@
+"""Keys that are set but have no effect in this run: a table of what each needs. Setting one of them is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tandem.config.loaded import Loaded
+from tandem.config.schema import Plain
+
+
+@dataclass(frozen=True)
+class Needs:
+    """`keys` have an effect only where the value of `cause` is `active`. `{algorithm}` is ppo or grpo."""
+
+    keys: tuple[str, ...]
+    cause: str
+    active: Callable[[Plain], bool]
+    way_out: str
+
+
+def _on(value: Plain) -> bool:
+    return bool(value)
+
+
+def _off(value: Plain) -> bool:
+    return not value
+
+
+VALIDATING = (
+    "{algorithm}.val_period",
+    "{algorithm}.val_at_start",
+    "{algorithm}.val_at_end",
+    "{algorithm}.max_val_samples",
+    "policy.generation.val_temperature",
+    "logger.num_val_samples_to_print",
+)
+PENALISING = tuple(
+    f"loss_fn.{name}"
+    for name in (
+        "reference_policy_kl_type",
+        "use_kl_in_reward",
+        "use_on_policy_kl_approximation",
+        "kl_input_clamp_value",
+        "kl_output_clamp_value",
+        "adaptive_kl",
+    )
+)
+CLIPPING = tuple(f"loss_fn.{name}" for name in ("ratio_clip_min", "ratio_clip_max", "ratio_clip_c", "use_cispo"))
+SAVING = tuple(f"checkpointing.{name}" for name in ("save_period", "save_at_end", "keep_last_n"))
+PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_estimator"
+
+TABLE = (
+    Needs(VALIDATING, "data.validation", _on, "give data.validation"),
+    Needs(SAVING, "checkpointing.enabled", _on, "set checkpointing.enabled=true"),
+    Needs(PENALISING, PENALTY, _on, f"set {PENALTY} above 0"),
+    Needs(
+        ("loss_fn.use_on_policy_kl_approximation",),
+        "loss_fn.use_kl_in_reward",
+        _off,
+        "set loss_fn.use_kl_in_reward=false",
+    ),
+    Needs(CLIPPING, "loss_fn.ratio", lambda ratio: ratio in ("token", "sequence"), "set loss_fn.ratio=token"),
+    Needs(("loss_fn.ratio_clip_c",), "loss_fn.use_cispo", _off, "set loss_fn.use_cispo=false"),
+    Needs(
+        ("{algorithm}.dynamic_sampling_max_gen_batches",),
+        "{algorithm}.use_dynamic_sampling",
+        _on,
+        "set {algorithm}.use_dynamic_sampling=true",
+    ),
+    Needs(
+        (f"{ESTIMATOR}.gae_lambda_policy",),
+        f"{ESTIMATOR}.length_adaptive_alpha",
+        _off,
+        f"set {ESTIMATOR}.length_adaptive_alpha=0",
+    ),
+    Needs(
+        (f"{ESTIMATOR}.bootstrap_truncated",),
+        "{algorithm}.overlong_filtering",
+        _off,
+        "set {algorithm}.overlong_filtering=false",
+    ),
+    *(
+        Needs(
+            (f"{model}.scheduler.min_lr_ratio",),
+            f"{model}.scheduler.name",
+            lambda name: name != "constant",
+            f"set {model}.scheduler.name=cosine or linear",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
+        Needs((f"{model}.trust_remote_code",), f"{model}.model_name", _on, f"give {model}.model_name")
+        for model in ("value", "reference")
+    ),
+)
+
+
+def idle_keys(loaded: Loaded) -> dict[str, str]:
+    """Every key without an effect in this run, set or not, and why."""
+    found: dict[str, str] = {}
+    for needs in TABLE:
+        cause = needs.cause.format(algorithm=loaded.algorithm)
+        if cause not in loaded.values or needs.active(loaded.values[cause]):
+            continue
+        way_out = needs.way_out.format(algorithm=loaded.algorithm)
+        for key in (key.format(algorithm=loaded.algorithm) for key in needs.keys):
+            if key in loaded.values:
+                found.setdefault(key, f"{loaded.at(cause)}: {way_out}")
+    return found
+
+
+def idle_messages(loaded: Loaded) -> Iterator[str]:
+    """Refuse what is set to no effect. Switching off (null, false, 0) what is off anyway asks for nothing."""
+    for key, why in idle_keys(loaded).items():
+        if key in loaded.written and loaded.values[key]:
+            yield f"{loaded.at(key)} has no effect because {why}, or take the key back ({key}=default)"

@@ -1,0 +1,77 @@
+"""Rules of models and data: the law that is sampled, kernels that exist, prompts that say something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tandem.config.loaded import Loaded
+from tandem.config.run import ArithmeticData, JsonlData
+
+
+def training_law(loaded: Loaded) -> Iterator[str]:
+    """Training recomputes log-probs of the full law at this temperature: rollouts must be drawn from just that."""
+    for name, full in (("top_p", 1.0), ("top_k", None)):
+        key = f"policy.generation.{name}"
+        if loaded.values[key] != full:
+            off = "null" if full is None else "1"
+            yield (
+                f"{loaded.at(key)} draws rollouts from a cut law, but training recomputes log-probs of the full law at "
+                f"{loaded.at('policy.generation.temperature')}, so the first ratio would not be 1: set {key}={off} "
+                f"(temperature is supported)"
+            )
+
+
+def varlen_attention(loaded: Loaded) -> Iterator[str]:
+    """The variable-length kernel runs on GPUs, in half precision."""
+    for model in ("policy", "value"):
+        key, precision = f"{model}.attention", f"{model}.precision"
+        if loaded.values.get(key) != "varlen":
+            continue
+        if loaded.config.cluster.device == "cpu":
+            yield f"{loaded.at(key)} is a GPU kernel, but {loaded.at('cluster.device')}: set {key}=auto"
+        if loaded.values[precision] == "float32":
+            way_out = f"set {precision}=bfloat16, or {key}=sdpa"
+            yield f"{loaded.at(key)} has no float32 kernel, but {loaded.at(precision)}: {way_out}"
+
+
+def prompt_template(loaded: Loaded) -> Iterator[str]:
+    """The prompt holds the question."""
+    if "{question}" not in loaded.config.data.prompt_template:
+        yield (
+            f"{loaded.at('data.prompt_template')} has no {{question}}, so that every prompt would be the same text: "
+            f"put {{question}} where {loaded.at('data.train')} goes in"
+        )
+
+
+def answer_in_prompt(loaded: Loaded) -> Iterator[str]:
+    """The prompt does not hold the answer."""
+    for name in ("train", "validation"):
+        source = loaded.values[f"data.{name}"]
+        if isinstance(source, JsonlData) and source.prompt_field == source.answer_field:
+            prompt, answer = f"data.{name}.prompt_field", f"data.{name}.answer_field"
+            yield f"{loaded.at(prompt)} and {loaded.at(answer)} are one field: name the two fields of a row"
+
+
+def validation_split(loaded: Loaded) -> Iterator[str]:
+    """Validation does not score what was trained on."""
+    train, validation = loaded.config.data.train, loaded.config.data.validation
+    if not (isinstance(train, ArithmeticData) and isinstance(validation, ArithmeticData)):
+        return
+    if train.split == validation.split:
+        key = "data.validation.split"
+        other = "validation" if train.split == "train" else "train"
+        yield f"{loaded.at(key)} is the stream of {loaded.at('data.train.split')}: set {key}={other}"
+
+
+def never_validates(loaded: Loaded) -> Iterator[str]:
+    """Validation data are looked at."""
+    algorithm, section = loaded.config.algorithm, loaded.algorithm
+    if loaded.config.data.validation and not (algorithm.val_period or algorithm.val_at_start or algorithm.val_at_end):
+        times = ", ".join(loaded.at(f"{section}.{name}") for name in ("val_period", "val_at_start", "val_at_end"))
+        yield (
+            f"{loaded.at('data.validation')} is never used, with {times}: "
+            f"set {section}.val_at_end=true, or remove it (data.validation=null)"
+        )
+
+
+MODEL_RULES = (training_law, varlen_attention, prompt_template, answer_in_prompt, validation_split, never_validates)

@@ -1,0 +1,204 @@
+"""The decode batch: rows that a model writes together, one token a step. Synchronous; owned by the engine's thread.
+
+A row's bits do not depend on its company (float32 on a CPU, tests/rollout/test_batch_invariance.py):
+- matrix products see a multiple of 16 rows, prompts are padded to a multiple of 16 tokens;
+- attention sees a multiple of 64 positions; what lies beyond a row's length is masked with -inf: exact zeros;
+- randomness is a function of (seed, position) alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from tandem.rollout.kv_cache import LENGTH_STEP, ROW_STEP, DecodeView, PrefillView, SlotCache, round_up
+from tandem.rollout.law import Law, draw
+from tandem.types import FinishReason, RolloutFailed, Sampling
+
+PREFILL_TOKENS = 8192  # padded tokens of one prefill forward pass (one prompt may exceed it): bounds its memory
+
+
+@dataclass(eq=False)
+class Row:
+    """A sequence being written."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Bytes, because they keep their hash: all of the prompt but its last token, which the first decode step reads.
+        self.prefix = array("q", self.prompt[:-1]).tobytes()
+
+    def next_input(self) -> int:
+        return self.tokens[-1] if self.tokens else self.prompt[-1]
+
+    def position(self) -> int:
+        """Of the next input."""
+        return len(self.prompt) + len(self.tokens) - 1
+
+
+Finished = tuple[Row, FinishReason | RolloutFailed]
+
+
+class DecodeBatch:
+    """Up to `max_rows` rows in slots. Slots that fall free are padding until the next row takes them."""
+
+    def __init__(self, model: PreTrainedModel, *, max_rows: int, max_length: int, pad_token_id: int) -> None:
+        config = model.config.get_text_config()
+        self._model = model
+        self._device = model.device
+        self._vocabulary: int = config.vocab_size
+        self._pad = pad_token_id
+        self._cache = SlotCache(config.num_hidden_layers, max_rows, max_length)
+        # transformers 5.24 renamed past_key_values to cache.
+        self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._max_rows = max_rows
+        self._slots: list[Row | None] = [None] * round_up(max_rows, ROW_STEP)
+        self._width = 0  # slots that take part in a step, a multiple of ROW_STEP
+        self._length = 0  # positions in use: the longest row's
+        self._is_changed = True  # rows came or went: the vectors below are stale
+        self._token_N = self._position_N = self._slot_N = self._arange(0)
+        self._law = Law.of([], self._vocabulary, self._device)
+
+    def __len__(self) -> int:
+        return sum(row is not None for row in self._slots)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter([row for row in self._slots if row is not None])
+
+    @property
+    def free(self) -> int:
+        """Rows that `admit` may bring."""
+        return self._max_rows - len(self)
+
+    def remove(self, row: Row) -> None:
+        self._slots[self._slots.index(row)] = None
+        self._is_changed = True
+
+    @torch.inference_mode()
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Give rows their slots and prefill them: equal prompts once, and none that a running row has."""
+        holders = {row.prefix: slot for slot, row in enumerate(self._slots) if row is not None}
+        free = [slot for slot, row in enumerate(self._slots) if row is None][: len(rows)]
+        self._cache.reserve(max(free) + 1, max(len(row.prompt) for row in rows))
+        fresh: dict[int, list[tuple[int, Row]]] = {}  # by padded length
+        copies: dict[int, list[tuple[int, int]]] = {}
+        for slot, row in zip(free, rows, strict=True):
+            self._slots[slot] = row
+            padded = round_up(len(row.prompt) - 1, ROW_STEP)
+            if row.prefix in holders:
+                copies.setdefault(padded, []).append((holders[row.prefix], slot))
+            else:
+                holders[row.prefix] = slot
+                fresh.setdefault(padded, []).append((slot, row))
+        for padded, entries in fresh.items():
+            self._prefill(padded, entries)
+        for padded, pairs in copies.items():
+            self._cache.copy([source for source, _ in pairs], [target for _, target in pairs], padded)
+        self._is_changed = True
+
+    def _prefill(self, padded: int, entries: Sequence[tuple[int, Row]]) -> None:
+        """Forward passes over all but the last token of prompts whose padded lengths are equal."""
+        if padded == 0:
+            return
+        positions = self._arange(padded)
+        mask = torch.full((padded, padded), -torch.inf, dtype=self._model.dtype, device=self._device).triu(1)
+        at_once = max(1, PREFILL_TOKENS // padded)
+        for start in range(0, len(entries), at_once):
+            part = entries[start : start + at_once]
+            prompts = [[*row.prompt[:-1], *[self._pad] * (padded + 1 - len(row.prompt))] for _, row in part]
+            slots = torch.tensor([slot for slot, _ in part], device=self._device)
+            view = PrefillView(self._cache, self._cache.place(slots[:, None], positions).flatten())
+            self._forward(torch.tensor(prompts, device=self._device), positions.expand(len(part), -1), mask, view)
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, view: PrefillView | DecodeView
+    ) -> torch.Tensor:
+        """Logits [N, V] after the last position."""
+        output = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask.view(-1, 1, *mask.shape[-2:]),
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_argument: view},
+        )
+        return output.logits[:, -1]
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Write one token in every row. Rows that end leave."""
+        if self._is_changed:
+            self._arrange()
+        length = round_up(self._length, LENGTH_STEP)
+        self._cache.reserve(self._width, length)
+        mask_NT = torch.where(self._arange(length) <= self._position_N[:, None], 0.0, -torch.inf).to(self._model.dtype)
+        view = DecodeView(self._cache, self._cache.place(self._slot_N, self._position_N), length)
+        logits_NV = self._forward(self._token_N[:, None], self._position_N[:, None], mask_NT[:, None], view)
+        self._position_N = self._position_N + 1
+        self._length += 1
+        self._token_N, logprob_N = draw(logits_NV, self._law, self._position_N)
+        # One transfer a step: float64 holds token ids and float32 log-probs exactly.
+        written = torch.stack((self._token_N.double(), logprob_N.double())).cpu()
+        return self._take(written[0].long().tolist(), written[1].tolist())
+
+    def _arrange(self) -> None:
+        """Narrow the batch if rows went, and lay the running rows out as vectors."""
+        self._length = max(row.position() for row in self) + 1
+        self._compact()
+        rows = self._slots[: self._width]
+        tokens = [self._pad if row is None else row.next_input() for row in rows]
+        self._token_N = torch.tensor(tokens, device=self._device)
+        self._position_N = torch.tensor([0 if row is None else row.position() for row in rows], device=self._device)
+        self._slot_N = self._arange(self._width)
+        self._law = Law.of([None if row is None else row.sampling for row in rows], self._vocabulary, self._device)
+        self._is_changed = False
+
+    def _compact(self) -> None:
+        """Move rows from the end into free slots when that makes the batch narrower by a whole step."""
+        width = round_up(len(self), ROW_STEP)
+        strays = [slot for slot in range(width, len(self._slots)) if self._slots[slot] is not None]
+        free = [slot for slot in range(width) if self._slots[slot] is None][: len(strays)]
+        if strays:
+            self._cache.copy(strays, free, self._length)
+        for source, target in zip(strays, free, strict=True):
+            self._slots[target], self._slots[source] = self._slots[source], None
+        self._width = width
+
+    def _take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Finished]:
+        finished: list[Finished] = []
+        for slot, row in enumerate(self._slots[: self._width]):
+            if row is None:
+                continue
+            row.tokens.append(tokens[slot])
+            row.logprobs.append(logprobs[slot])
+            outcome = ending(row)
+            if outcome is None:
+                continue
+            if isinstance(outcome, RolloutFailed):
+                self._cache.wipe(slot)
+            self._slots[slot] = None
+            self._is_changed = True
+            finished.append((row, outcome))
+        return finished
+
+    def _arange(self, length: int) -> torch.Tensor:
+        return torch.arange(length, device=self._device)
+
+
+def ending(row: Row) -> FinishReason | RolloutFailed | None:
+    """Why a row ends with the token just written, or None."""
+    if not math.isfinite(row.logprobs[-1]):
+        place = f"at position {row.position()} (new token {len(row.tokens)})"
+        return RolloutFailed(f"the model's logits are not finite {place}: log-prob {row.logprobs[-1]}")
+    if row.tokens[-1] in row.sampling.stop_token_ids:
+        return "stop"
+    return "length" if len(row.tokens) == row.sampling.max_new_tokens else None

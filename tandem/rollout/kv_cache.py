@@ -1,0 +1,124 @@
+"""The slot cache: keys and values of every running row in one buffer, and the two ways a model writes to it.
+
+A row's state lives at positions 0..len-1 of its slot. `PrefillView` and `DecodeView` are what the model is given as its
+transformers cache: they answer `update`, the one method that attention calls when the mask is already four-dimensional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+LENGTH_STEP = 64  # attention sees a multiple of this: few distinct shapes, and one order of summation
+ROW_STEP = 16  # rows of a decode batch: MKL's float32 products are bit-equal a row for every multiple of 16
+
+
+class SlotCache:
+    """One tensor [layers, key or value, slots, positions, heads, head size], allocated at first use, grown in steps.
+
+    Never uninitialised and never NaN: masked positions are multiplied by exact zeros, which needs finite numbers.
+    """
+
+    def __init__(self, layers: int, max_slots: int, max_length: int) -> None:
+        self._layers = layers
+        self._max_slots = round_up(max_slots, ROW_STEP)
+        self._max_length = round_up(max_length, LENGTH_STEP)
+        self._slots = 0
+        self._length = 0
+        self._state: torch.Tensor | None = None
+        self._flat: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Make room for so many slots and positions; doubles, up to the bounds, so that growing is rare."""
+        if slots > self._max_slots or length > self._max_length:
+            raise RuntimeError(f"{slots} slots x {length} positions, bounds {self._max_slots} x {self._max_length}")
+        if slots <= self._slots and length <= self._length:
+            return
+        if slots > self._slots:
+            self._slots = min(self._max_slots, max(round_up(slots, ROW_STEP), 2 * self._slots))
+        if length > self._length:
+            self._length = min(self._max_length, max(round_up(length, LENGTH_STEP), 2 * self._length))
+        if self._state is not None:
+            heads, size = self._state.shape[4:]
+            self._allocate(heads, size, self._state)
+
+    def _allocate(self, heads: int, size: int, like: torch.Tensor) -> None:
+        old = self._state
+        self._state = like.new_zeros(self._layers, 2, self._slots, self._length, heads, size)
+        if old is not None:
+            self._state[:, :, : old.shape[2], : old.shape[3]] = old
+        self._flat = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self._state]
+
+    def layer(self, index: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, [slots * positions, heads, head size]; the first keys seen say shape and type."""
+        if self._state is None:
+            self._allocate(keys.shape[1], keys.shape[3], keys)
+        return self._flat[index]
+
+    def place(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where a position of a slot lies in `layer`'s first dimension."""
+        return slots * self._length + positions
+
+    def by_slot(self, flat: torch.Tensor, slots: int, length: int) -> torch.Tensor:
+        """The first slots and positions of a layer's keys or values as attention wants them: a view, no copy."""
+        return flat.unflatten(0, (self._slots, self._length))[:slots, :length].transpose(1, 2)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first positions of slots to other slots."""
+        if self._state is None:
+            return
+        source = torch.tensor(sources, device=self._state.device)
+        target = torch.tensor(targets, device=self._state.device)
+        self._state[:, :, target, :length] = self._state[:, :, source, :length]
+
+    def wipe(self, slot: int) -> None:
+        """Forget a slot that holds NaN: its next owner must never meet it."""
+        if self._state is not None:
+            self._state[:, :, slot] = 0
+
+
+@dataclass(frozen=True)
+class PrefillView:
+    """Whole prompts from position 0: attention sees only them, the slots take a copy."""
+
+    cache: SlotCache
+    place: torch.Tensor  # [prompts * length]
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *ignored: object, **also_ignored: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        flat_keys, flat_values = self.cache.layer(layer_idx, keys)
+        flat_keys.index_copy_(0, self.place, keys.transpose(1, 2).flatten(0, 1))
+        flat_values.index_copy_(0, self.place, values.transpose(1, 2).flatten(0, 1))
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class DecodeView:
+    """One token a row, each at its own position: attention sees the first `length` positions of the first slots."""
+
+    cache: SlotCache
+    place: torch.Tensor  # [rows]
+    length: int
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *ignored: object, **also_ignored: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        flat_keys, flat_values = self.cache.layer(layer_idx, keys)
+        flat_keys.index_copy_(0, self.place, keys[:, :, 0])
+        flat_values.index_copy_(0, self.place, values[:, :, 0])
+        slots = self.place.shape[0]
+        return self.cache.by_slot(flat_keys, slots, self.length), self.cache.by_slot(flat_values, slots, self.length)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+
+def round_up(number: int, step: int) -> int:
+    """The smallest multiple of `step` that is not below `number`."""
+    return -(-number // step) * step

@@ -1,0 +1,64 @@
+"""What a transformers engine takes: weights by Hugging Face name, and the models whose law it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from transformers import PreTrainedModel
+
+from tandem.roles import NamedTensors
+
+
+def load_weights(model: PreTrainedModel, weights: NamedTensors) -> None:
+    """Copy weights in place, cast to the model's precision. Nothing is changed when any name or shape is wrong.
+
+    All of them are held until the last name is known: a caller must not reuse a tensor's memory before this returns.
+    Tied weights have one name, the first: a tied model takes no lm_head.weight.
+    """
+    wanted = dict(model.named_parameters())
+    given: dict[str, torch.Tensor] = {}
+    for name, tensor in weights:
+        if name in given:
+            raise ValueError(f"weight {name!r} came twice")
+        given[name] = tensor
+    check_weights(wanted, given)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(given[name])
+
+
+def check_weights(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError that names the first weight which is unknown, missing or of another shape."""
+    unknown = [name for name in given if name not in wanted]
+    if unknown:
+        tied = " (the model ties it to its embedding)" if unknown[0] == "lm_head.weight" else ""
+        raise ValueError(f"{len(unknown)} weights are unknown to the engine's model, first {unknown[0]!r}{tied}")
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        raise ValueError(f"{len(missing)} of {len(wanted)} weights are missing, first {missing[0]!r}")
+    for name, parameter in wanted.items():
+        if given[name].shape != parameter.shape:
+            raise ValueError(f"weight {name!r} has shape {list(given[name].shape)}, want {list(parameter.shape)}")
+
+
+def refuse_unsupported(model: PreTrainedModel, max_total_sequence_length: int) -> None:
+    """The engine's mask is causal over the whole sequence, its cache is keys and values: nothing else runs."""
+    config = model.config.get_text_config()
+    if model.training:
+        raise ValueError("the model is in training mode: call model.eval() before an engine takes it")
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        raise ValueError(f"attn_implementation is {attention!r}; the transformers engine needs 'sdpa' or 'eager'")
+    # Not every config has these two: absent means full attention.
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_total_sequence_length:
+        kinds.add(f"sliding window of {window} < max_total_sequence_length {max_total_sequence_length}")
+    elif window is not None:
+        kinds.discard("sliding_attention")
+    other = sorted(kinds - {"full_attention"})
+    if other:
+        raise ValueError(
+            f"{type(model).__name__} has layers of {', '.join(other)}; the engine knows full attention only"
+        )

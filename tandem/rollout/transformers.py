@@ -1,0 +1,266 @@
+"""The reference engine: a transformers model with continuous batching, in one thread of its own.
+
+`generate` puts a request into a queue and awaits its future; the thread fills free slots, writes a token in every row,
+and sends finished rows back to the event loop they came from. Everything that touches the model runs in that thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from transformers import PreTrainedModel
+
+from tandem.fingerprint import fingerprint
+from tandem.roles import Fingerprint, NamedTensors
+from tandem.rollout.decoding import DecodeBatch, Row
+from tandem.rollout.loading import load_weights, refuse_unsupported
+from tandem.types import Generation, RolloutFailed, Sampling
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Generic[T]):
+    """Work for the thread between two steps, and who waits for its result."""
+
+    body: Callable[[], T]
+    future: asyncio.Future[T]
+
+
+class TransformersEngine:
+    """Plays the Engine role. Owns the model: nobody else may change or run it until close().
+
+    A request's tokens and log-probs depend on its prompt, its sampling and the weights only; in float32 on a CPU bit
+    for bit. A pause lets running requests end, so one version writes all of a generation.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, max_concurrent_samples: int, max_total_sequence_length: int, pad_token_id: int
+    ) -> None:
+        """`model` is a causal LM on its device, in its precision, in eval mode."""
+        refuse_unsupported(model, max_total_sequence_length)
+        self._model = model
+        self._vocabulary: int = model.config.get_text_config().vocab_size
+        self._max_length = max_total_sequence_length
+        self._batch = DecodeBatch(
+            model, max_rows=max_concurrent_samples, max_length=max_total_sequence_length, pad_token_id=pad_token_id
+        )
+        # All below is guarded by _changed, except _running, _version and _tokens_written: the thread alone writes them.
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Row, asyncio.Future[Generation]]] = deque()
+        self._calls: deque[Call] = deque()
+        self._drains: list[asyncio.Future[None]] = []
+        self._is_paused = False
+        self._end: BaseException | None = None  # why no call is served any more
+        self._running: dict[Row, asyncio.Future[Generation]] = {}
+        self._version = 0
+        self._tokens_written = 0
+        self._thread = threading.Thread(target=self._run, name="transformers-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Requests being written."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot or for resume()."""
+        return sum(not future.cancelled() for _, future in tuple(self._waiting))
+
+    @property
+    def tokens_written(self) -> int:
+        """Since construction, those of cancelled requests included."""
+        return self._tokens_written
+
+    async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
+        """Waits for a free slot, then for its last token; the engine's thread wakes it. Cancelling frees the slot."""
+        check_request(tokens, sampling, self._vocabulary)
+        if len(tokens) + sampling.max_new_tokens > self._max_length:
+            raise RolloutFailed(
+                f"a prompt of {len(tokens)} tokens and max_new_tokens {sampling.max_new_tokens} make "
+                f"{len(tokens) + sampling.max_new_tokens}, over max_total_sequence_length {self._max_length}"
+            )
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        with self._serving():
+            self._waiting.append((Row(tuple(tokens), sampling), future))
+        return await future
+
+    async def pause(self) -> None:
+        """Starts no more requests and returns when the running ones have ended; the thread wakes it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._serving():
+            self._is_paused = True
+            self._drains.append(future)
+        await future
+
+    async def resume(self) -> None:
+        """Starts waiting requests again. A pause() that still waits fails: it would never be true."""
+        with self._serving():
+            self._is_paused = False
+            drains, self._drains = self._drains, []
+        for future in drains:
+            settle(future, RuntimeError("resume() came before the pause was complete"))
+
+    async def load_weights(self, version: int, weights: NamedTensors) -> None:
+        """Copies in place. ValueError names a wrong weight, and nothing has changed. See loading.load_weights."""
+
+        def body() -> None:
+            if not self._is_paused or self._running:
+                raise RuntimeError(f"load_weights({version}) needs a paused engine: await pause() first")
+            load_weights(self._model, weights)
+            self._version = version
+
+        await self._call(body)
+
+    async def fingerprint(self) -> Fingerprint:
+        return await self._call(lambda: fingerprint(self._model.named_parameters()))
+
+    async def close(self) -> None:
+        """Ends the thread after its present step. Whoever still waits gets RuntimeError."""
+        with self._changed:
+            self._end = self._end or RuntimeError("the engine was closed")
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    async def _call(self, body: Callable[[], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._serving():
+            self._calls.append(Call(body, future))
+        return await future
+
+    @contextmanager
+    def _serving(self) -> Generator[None]:
+        """Leave something for the thread and wake it. RuntimeError once the engine has ended."""
+        with self._changed:
+            if self._end is not None:
+                raise RuntimeError(f"the engine has ended: {self._end}") from self._end
+            yield
+            self._changed.notify()
+
+    def _run(self) -> None:
+        """The thread: serve until close() or an error, then fail whoever still waits with the reason."""
+        try:
+            while self._serve():
+                pass
+        except BaseException as error:  # it reaches every caller, now and later
+            log.exception("the engine's thread ends with an error")
+            self._end = error
+        with self._changed:
+            assert self._end is not None
+            futures: list[asyncio.Future] = [
+                *self._running.values(),
+                *(future for _, future in self._waiting),
+                *self._drains,
+            ]
+            futures += [call.future for call in self._calls]
+            self._running.clear()
+            self._waiting.clear()
+        for future in futures:
+            settle(future, self._end)
+
+    def _serve(self) -> bool:
+        """Wait for work, do one round of it. False after close()."""
+        with self._changed:
+            self._changed.wait_for(self._has_work)  # woken by _serving() and close()
+            if self._end is not None:
+                return False
+            self._leave_cancelled()
+            started = self._start_waiting()
+            calls, self._calls = self._calls, deque()
+        if started:
+            self._batch.admit(started)
+        for call in calls:
+            answer(call)
+        if self._running:
+            self._step()
+        if not self._running:
+            self._report_drained()
+        return True
+
+    def _has_work(self) -> bool:
+        is_startable = bool(self._waiting) and not self._is_paused
+        return bool(self._running or is_startable or self._calls or self._drains or self._end)
+
+    def _leave_cancelled(self) -> None:
+        for row in [row for row, future in self._running.items() if future.cancelled()]:
+            self._batch.remove(row)
+            del self._running[row]
+
+    def _start_waiting(self) -> list[Row]:
+        """Requests for the free slots, first come first served."""
+        started: list[Row] = []
+        while self._waiting and not self._is_paused and len(started) < self._batch.free:
+            row, future = self._waiting.popleft()
+            if not future.cancelled():
+                started.append(row)
+                self._running[row] = future
+        return started
+
+    def _step(self) -> None:
+        self._tokens_written += len(self._running)
+        for row, outcome in self._batch.step():
+            future = self._running.pop(row)
+            if isinstance(outcome, RolloutFailed):
+                settle(future, outcome)
+                continue
+            versions = (self._version,) * len(row.tokens)
+            settle(future, Generation(tuple(row.tokens), tuple(row.logprobs), versions, outcome))
+
+    def _report_drained(self) -> None:
+        with self._changed:
+            drains, self._drains = self._drains, []
+        for future in drains:
+            settle(future, None)
+
+
+def check_request(tokens: Sequence[int], sampling: Sampling, vocabulary: int) -> None:
+    """Raise ValueError for a request that no engine could serve."""
+    if not tokens:
+        raise ValueError("the prompt is empty: give at least one token, e.g. the tokenizer's bos")
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        raise ValueError(
+            f"the prompt's token ids run from {min(tokens)} to {max(tokens)}, the vocabulary is {vocabulary}"
+        )
+    if sampling.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {sampling.max_new_tokens}")
+    if not 0 <= sampling.temperature < math.inf:
+        raise ValueError(f"temperature must be finite and not negative (0: greedy), got {sampling.temperature}")
+    if sampling.top_k is not None and sampling.top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None for the whole vocabulary, got {sampling.top_k}")
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}")
+
+
+def answer(call: Call) -> None:
+    """Run a call's body; its result or its error goes to whoever waits."""
+    try:
+        result = call.body()
+    except Exception as error:
+        settle(call.future, error)
+    else:
+        settle(call.future, result)
+
+
+def settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:
+    """Resolve a future in its own event loop, unless it was cancelled meanwhile."""
+
+    def resolve() -> None:
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        future.get_loop().call_soon_threadsafe(resolve)

@@ -1,0 +1,185 @@
+"""A transformers causal LM in one process: float32 master weights, packs without padding, sums of losses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tandem.config.models import TrainedModel
+from tandem.train.backend import Loss, Output, Pack, StepReport
+from tandem.train.heads import TokenLogprobs, ValueHead
+from tandem.train.optim import Optimizer, first_mismatch
+from tandem.train.packs import probe_pack
+from tandem.train.torch.attention import Kernel, lay_out, use_packed_attention
+from tandem.types import Metrics, merge
+
+WEIGHTS = "model.safetensors"
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_torch_backend(
+    model: PreTrainedModel,
+    head: TokenLogprobs | ValueHead,
+    config: TrainedModel,
+    *,
+    total_optimizer_steps: int | None,
+    device: torch.device,
+) -> TorchBackend:
+    """Take a loaded model over: it is moved, made float32 and given packed attention. Do not use it elsewhere.
+
+    `total_optimizer_steps` None freezes it (a reference): no gradient, no optimizer. A ValueHead drops the model's
+    output layer: only the backbone and the head are trained, saved and exported.
+    """
+    kernel = choose_kernel(config, device)
+    model.to(device=device, dtype=torch.float32)
+    head.to(device=device, dtype=torch.float32)
+    use_packed_attention(model)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # two passes over one batch must agree
+    trained = total_optimizer_steps is not None
+    checkpointing = config.activation_checkpointing and trained
+    if checkpointing:
+        with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # its new name is not in 5.17
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train(checkpointing)  # transformers checkpoints in training mode only
+    parameters = named_parameters(model, head)
+    for parameter in parameters.values():
+        parameter.requires_grad_(trained)
+    optimizer = Optimizer(parameters, config, total_optimizer_steps) if total_optimizer_steps is not None else None
+    backend = TorchBackend(model.base_model, head, parameters, optimizer, kernel, PRECISIONS[config.precision])
+    if isinstance(head, TokenLogprobs):
+        backend.check_head(model)
+    return backend
+
+
+def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
+    """The attention kernel of this device and precision."""
+    if config.attention == "auto":
+        return "varlen" if device.type == "cuda" and config.precision == "bfloat16" else "sdpa"
+    if config.attention == "varlen" and (device.type != "cuda" or config.precision != "bfloat16"):
+        raise ValueError(
+            f"attention is varlen, precision {config.precision}, device {device.type}: the varlen kernel needs a GPU and "
+            "bfloat16; set attention to auto or sdpa"
+        )
+    return config.attention
+
+
+def named_parameters(model: PreTrainedModel, head: nn.Module) -> dict[str, nn.Parameter]:
+    """What backbone and head use, by Hugging Face name, tied weights once; the head's own under `value_head.`."""
+    used = {id(p) for p in [*model.base_model.parameters(), *head.parameters()]}
+    parameters = {name: p for name, p in model.named_parameters() if id(p) in used}
+    known = {id(p) for p in parameters.values()}
+    own = {f"value_head.{name}": p for name, p in head.named_parameters() if id(p) not in known}
+    return parameters | own
+
+
+class TorchBackend:
+    """Plays `Backend`. Built by `build_torch_backend`."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        optimizer: Optimizer | None,
+        kernel: Kernel,
+        dtype: torch.dtype,
+    ) -> None:
+        self._backbone = backbone
+        self.head = head
+        self.parameters = parameters
+        self._optimizer = optimizer
+        self._kernel = kernel
+        self._dtype = dtype
+        self._device = next(iter(parameters.values())).device
+        self._finite = True
+
+    def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
+        """One pack at a time, without a graph."""
+        for pack in packs:
+            with torch.no_grad():
+                output = self._forward(pack.to(self._device))
+            yield Output(output.column_P.cpu(), after_P=None if output.after_P is None else output.after_P.cpu())
+
+    def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:
+        """One pack at a time: its graph is gone before the next begins. A loss that is not finite spoils the step."""
+        parts = []
+        for pack in packs:
+            there = pack.to(self._device)
+            total, metrics = loss(self._forward(there), there)
+            self._finite = self._finite and bool(total.isfinite())
+            total.backward()
+            parts.append(metrics)
+        return merge(*parts)
+
+    def _forward(self, pack: Pack) -> Output:
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            return self.head(self._hidden(pack, self._kernel), pack)
+
+    def _hidden(self, pack: Pack, kernel: Kernel) -> Tensor:
+        out = self._backbone(
+            input_ids=pack.tokens_P[None],
+            position_ids=pack.positions_P[None],
+            use_cache=False,
+            layout=lay_out(pack, self._device, kernel),
+        )
+        return out.last_hidden_state.squeeze(0)
+
+    @torch.no_grad()
+    def check_head(self, model: PreTrainedModel) -> None:
+        """Raise ValueError when the model's logits are more than `lm_head(hidden)`: scaled, capped, shifted."""
+        pack = probe_pack(model.config.get_text_config().vocab_size).to(self._device)
+        layout = lay_out(pack, self._device, "sdpa")
+        out = model(
+            input_ids=pack.tokens_P[None], position_ids=pack.positions_P[None], use_cache=False, layout=layout
+        )
+        output_layer = model.get_output_embeddings()
+        assert output_layer is not None, "checked by TokenLogprobs"
+        plain_PV = output_layer(self._hidden(pack, "sdpa"))
+        if not torch.allclose(out.logits[0], plain_PV, rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"{type(model).__name__} does more to its logits than one linear map (a scale or a cap): not supported"
+            )
+
+    def optim_step(self, divisor: float) -> StepReport:
+        """Divide, clip, step, clear; see Optimizer.step."""
+        if self._optimizer is None:
+            raise RuntimeError("this model is frozen: it was built without total_optimizer_steps")
+        report = self._optimizer.step(divisor, finite=self._finite)
+        self._finite = True
+        return report
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """In the precision of the forward pass. At float32 these are the live tensors: copy before the next step."""
+        for name, parameter in self.parameters.items():
+            yield name, parameter.detach().to(self._dtype)
+
+    def save(self, directory: Path) -> None:
+        """float32 weights by Hugging Face name, and the optimizer."""
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file({name: p.detach().contiguous() for name, p in self.parameters.items()}, directory / WEIGHTS)
+        if self._optimizer is not None:
+            self._optimizer.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Continue from `save`. Another architecture is a ValueError that names the first tensor that differs."""
+        saved = load_file(directory / WEIGHTS)
+        different = first_mismatch(self.parameters, saved.items())
+        if different:
+            raise ValueError(f"{directory} holds another model than this one: {different}")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(saved[name])
+        if self._optimizer is not None:
+            self._optimizer.load(directory)
+        self._finite = True
+
+    def close(self) -> None:
+        """Nothing to hand back: memory goes with the object."""

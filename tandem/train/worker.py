@@ -1,0 +1,144 @@
+"""The one Trainer: fetches rows, cuts them into packs, runs a backend, puts results back. Blind to what the backend is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from tandem.config.models import SequencePacking
+from tandem.roles import DataPlane
+from tandem.train.backend import Backend, Output, Pack
+from tandem.train.objectives import Objective
+from tandem.train.packs import pack_batch, unpack_column
+from tandem.types import Batch, Mean, Metrics, Sum
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+INFER_COLUMNS = ("tokens", "mask")
+
+
+class Worker:
+    """Actor, critic and reference are Workers. All that computes runs in one thread of its own, call after call."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        *,
+        plane: DataPlane,
+        packing: SequencePacking,
+        objective: Objective | None,
+    ) -> None:
+        """`name` is the metrics' room; `objective` None is a model that only infers."""
+        self._name = name
+        self._backend = backend
+        self._plane = plane
+        self._packing = packing
+        self._objective = objective
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{name}")
+        self._in_gradient: list[int] = []  # the samples since the last step
+        self._suspects: list[int] = []  # those of packs whose loss was not finite
+
+    async def infer(self, batch: Batch, out: str) -> Metrics:
+        """One row a sample into column `out`: log-probs where the policy wrote and 0 elsewhere; or values at every token.
+
+        A critic also writes `<out>_after`, one number a sample: the value of the state after its last token.
+        """
+        columns = await self._plane.get(batch.keys, INFER_COLUMNS)
+        packs, outputs = await self._run(self._infer, batch, columns)
+        rows = {out: unpack_column(packs, [output.column_P for output in outputs], len(batch))}
+        after = [output.after_P for output in outputs if output.after_P is not None]
+        if after:
+            rows[f"{out}_after"] = [row[-1] for row in unpack_column(packs, after, len(batch))]
+        await self._plane.put(batch.keys, rows)
+        return self._named(token_metrics(packs))
+
+    def _infer(self, batch: Batch, columns: Mapping[str, Sequence[Tensor]]) -> tuple[list[Pack], list[Output]]:
+        budget = self._packing.logprob_mb_tokens or self._packing.train_mb_tokens
+        packs = pack_batch(batch, columns, self._packing, budget)
+        return packs, list(self._backend.infer(packs))
+
+    async def forward_backward(self, batch: Batch, scale: Mapping[str, float]) -> Metrics:
+        """Add the gradient of the SUM of the batch's losses; see the objective for the names in `scale`."""
+        if self._objective is None:
+            raise RuntimeError(f"{self._name} has no objective: it only infers")
+        columns = await self._plane.get(batch.keys, self._objective.columns)
+        return self._named(await self._run(self._forward_backward, self._objective, batch, columns, scale))
+
+    def _forward_backward(
+        self,
+        objective: Objective,
+        batch: Batch,
+        columns: Mapping[str, Sequence[Tensor]],
+        scale: Mapping[str, float],
+    ) -> Metrics:
+        def loss(output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
+            total, metrics = objective(output, pack, scale)
+            if all(math.isfinite(metric.total) for metric in metrics.values() if isinstance(metric, Mean)):
+                return total, metrics
+            self._suspects.extend(pack.keys)
+            return total, {}  # one NaN would hide the figures of all other packs
+
+        packs = pack_batch(batch, columns, self._packing, self._packing.train_mb_tokens)
+        self._in_gradient.extend(batch.keys)
+        return self._backend.forward_backward(packs, loss) | token_metrics(packs)
+
+    async def optim_step(self, divisor: float) -> Metrics:
+        """Divide, clip, step, clear. A refused step is logged with its samples; past the budget it is a RuntimeError."""
+        report = await self._run(self._backend.optim_step, divisor)
+        samples, self._in_gradient = self._in_gradient, []
+        suspects, self._suspects = self._suspects, []
+        if report.refused:
+            log.warning(
+                "%s: optimizer step refused, NaN or Inf in %s; samples %s; %d more refusals end the run",
+                self._name,
+                "the loss" if suspects else "the gradient",
+                suspects or samples,
+                max(0, report.refusals_left + 1),
+            )
+        if report.refusals_left < 0:
+            raise RuntimeError(
+                f"{self._name}: an optimizer step was refused for NaN or Inf once more than max_skipped_optimizer_steps "
+                f"allows; the last one held samples {suspects or samples}"
+            )
+        figures: Metrics = {"steps_skipped": Sum(float(report.refused)), "lr": Mean(report.lr, 1)}
+        if not report.refused:
+            figures["grad_norm"] = Mean(report.grad_norm, 1)
+        return self._named(figures)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See the backend: tensors may be live, so copy them before the next step."""
+        return self._backend.export_weights()
+
+    async def save(self, directory: Path) -> None:
+        """Weights, optimizer and counts, at a step's end: an accumulated gradient is not kept."""
+        await self._run(self._backend.save, directory)
+
+    async def load(self, directory: Path) -> None:
+        """Continue from `save`."""
+        await self._run(self._backend.load, directory)
+
+    async def close(self) -> None:
+        """Waits for what computes, then frees the thread."""
+        await self._run(self._backend.close)
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments))
+
+    def _named(self, metrics: Metrics) -> Metrics:
+        return {f"{self._name}/{key}": metric for key, metric in metrics.items()}
+
+
+def token_metrics(packs: Sequence[Pack]) -> Metrics:
+    """What was run, and how much of it was padding."""
+    tokens = sum(pack.tokens for pack in packs)
+    slots = sum(len(pack.tokens_P) for pack in packs)
+    return {"tokens": Sum(tokens), "pad_fraction": Mean(slots - tokens, slots)}

@@ -1,0 +1,95 @@
+"""A key that is set but has no effect in this run is refused, and says what it needs."""
+
+from pathlib import Path
+
+import pytest
+
+from tandem.config.errors import ConfigError
+from tandem.config.idle import TABLE
+from tandem.config.load import load
+
+BASE = str(Path(__file__).with_name("base.yaml"))
+KL_ON = ["loss_fn.reference_policy_kl_penalty=0.1", "reference={}"]
+VALIDATE = ["data.validation={name: arithmetic, split: validation}"]
+SAVE = ["checkpointing.enabled=true"]
+RATIO = ["loss_fn.ratio=token"]
+NO_SAVE, NO_RATIO = ["checkpointing.enabled=false"], ["loss_fn.ratio=none"]
+
+# set, while, has an effect with, what it needs
+CASES = [
+    ("ppo.val_period=5", [], VALIDATE, "data.validation = null"),
+    ("ppo.val_at_start=true", [], VALIDATE, "data.validation = null"),
+    ("ppo.val_at_end=true", [], VALIDATE, "data.validation = null"),
+    ("ppo.max_val_samples=8", [], VALIDATE, "data.validation = null"),
+    ("policy.generation.val_temperature=0.5", [], VALIDATE, "data.validation = null"),
+    ("logger.num_val_samples_to_print=2", [], VALIDATE, "data.validation = null"),
+    ("checkpointing.save_period=10", NO_SAVE, SAVE, "checkpointing.enabled = false"),
+    ("checkpointing.save_at_end=true", NO_SAVE, SAVE, "checkpointing.enabled = false"),
+    ("checkpointing.keep_last_n=3", NO_SAVE, SAVE, "checkpointing.enabled = false"),
+    ("loss_fn.reference_policy_kl_type=k1", [], KL_ON, "reference_policy_kl_penalty = 0.0"),
+    ("loss_fn.use_kl_in_reward=true", [], KL_ON, "reference_policy_kl_penalty = 0.0"),
+    ("loss_fn.use_on_policy_kl_approximation=true", [], KL_ON, "reference_policy_kl_penalty = 0.0"),
+    ("loss_fn.kl_input_clamp_value=10", [], KL_ON, "reference_policy_kl_penalty = 0.0"),
+    ("loss_fn.kl_output_clamp_value=10", [], KL_ON, "reference_policy_kl_penalty = 0.0"),
+    ("loss_fn.adaptive_kl={target: 0.1, horizon: 10}", [], KL_ON, "reference_policy_kl_penalty = 0.0"),
+    (
+        "loss_fn.use_on_policy_kl_approximation=true",
+        [*KL_ON, "loss_fn.use_kl_in_reward=true"],
+        ["loss_fn.use_kl_in_reward=false"],
+        "use_kl_in_reward = true",
+    ),
+    ("loss_fn.ratio_clip_min=0.2", NO_RATIO, RATIO, "loss_fn.ratio = none"),
+    ("loss_fn.ratio_clip_max=0.3", NO_RATIO, RATIO, "loss_fn.ratio = none"),
+    ("loss_fn.ratio_clip_c=3", NO_RATIO, RATIO, "loss_fn.ratio = none"),
+    ("loss_fn.use_cispo=true", NO_RATIO, RATIO, "loss_fn.ratio = none"),
+    ("loss_fn.ratio_clip_c=3", ["loss_fn.use_cispo=true"], ["loss_fn.use_cispo=false"], "use_cispo = true"),
+    (
+        "ppo.dynamic_sampling_max_gen_batches=3",
+        [],
+        ["ppo.use_dynamic_sampling=true"],
+        "ppo.use_dynamic_sampling = false",
+    ),
+    (
+        "ppo.adv_estimator.gae_lambda_policy=0.9",
+        ["ppo.adv_estimator.length_adaptive_alpha=0.05"],
+        ["ppo.adv_estimator.length_adaptive_alpha=0"],
+        "length_adaptive_alpha = 0.05",
+    ),
+    (
+        "ppo.adv_estimator.bootstrap_truncated=true",
+        ["ppo.overlong_filtering=true"],
+        ["ppo.overlong_filtering=false"],
+        "ppo.overlong_filtering = true",
+    ),
+    ("policy.scheduler.min_lr_ratio=0.1", [], ["policy.scheduler.name=cosine"], "policy.scheduler.name = constant"),
+    ("value.scheduler.min_lr_ratio=0.1", [], ["value.scheduler.name=linear"], "value.scheduler.name = constant"),
+    ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
+    ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),
+]
+
+
+@pytest.mark.parametrize(("override", "around", "way_out", "cause"), CASES)
+def test_a_key_without_effect_is_refused(override: str, around: list[str], way_out: list[str], cause: str):
+    key, _, _ = override.partition("=")
+    with pytest.raises(ConfigError) as caught:
+        load(BASE, [*around, override])
+    (message,) = caught.value.messages
+    assert message.startswith(key)
+    assert cause in message
+    assert f"{key}=default" in message
+    load(BASE, [*around, override, *way_out])
+    load(BASE, [*around, f"{key}=default"])
+
+
+def test_every_key_of_the_table_has_a_case():
+    tried = {override.partition("=")[0] for override, *_ in CASES}
+    assert {key.format(algorithm="ppo") for needs in TABLE for key in needs.keys} == tried
+
+
+@pytest.mark.parametrize("override", ["loss_fn.use_kl_in_reward=false", "loss_fn.adaptive_kl=null", "ppo.val_period=0"])
+def test_switching_off_what_is_off_anyway_is_no_mistake(override: str):
+    load(BASE, [override])
+
+
+def test_defaults_without_effect_are_no_mistake():
+    assert load(BASE).config.algorithm.val_at_start

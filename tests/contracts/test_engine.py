@@ -1,0 +1,430 @@
+"""The contract of the Engine role, run on every implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tandem.fingerprint import fingerprint
+from tandem.roles import Engine
+from tandem.rollout.transformers import TransformersEngine
+from tandem.types import Generation, RolloutFailed, Sampling
+from tests.rollout.tiny_models import ARCHITECTURES, VOCABULARY, full_logits, greedy_loop, tiny_model
+
+MAX_LENGTH = 160
+PROMPTS = [[5, 17, 3], [9], [100, 101, 102, 103, 104, 105, 106], list(range(1, 17)), list(range(50, 83)), [5, 17, 3]]
+GREEDY = Sampling(max_new_tokens=12, temperature=0.0, seed=0, stop_token_ids=())
+SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An implementation: how to start one from a model, and how near its float32 log-probs are to the definition."""
+
+    name: str
+    start: Callable[[PreTrainedModel, int], Engine]
+    tolerance: float
+
+
+def start_transformers(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
+    return TransformersEngine(
+        model, max_concurrent_samples=max_concurrent_samples, max_total_sequence_length=MAX_LENGTH, pad_token_id=0
+    )
+
+
+@pytest.fixture(params=[Kind("transformers", start_transformers, 1e-5)], ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+def play(
+    kind: Kind,
+    scene: Callable[[Engine], Coroutine[None, None, None]],
+    model: PreTrainedModel | None = None,
+    slots: int = 8,
+) -> None:
+    """Run a scene with an engine that is closed afterwards."""
+
+    async def body() -> None:
+        engine = kind.start(model or tiny_model(), slots)
+        try:
+            await asyncio.wait_for(scene(engine), timeout=60)
+        finally:
+            await engine.close()
+
+    asyncio.run(body())
+
+
+async def write_all(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> list[Generation]:
+    """One sample of each prompt, all at once; the seed counts up."""
+    requests = [engine.generate(prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)]
+    return await asyncio.gather(*requests)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_are_those_of_an_argmax_loop(kind: Kind, architecture: str):
+    model = tiny_model(architecture)
+
+    async def scene(engine: Engine):
+        for prompt, written in zip(PROMPTS, await write_all(engine, PROMPTS, GREEDY), strict=True):
+            assert list(written.tokens) == greedy_loop(model, prompt, 12)
+
+    play(kind, scene, model)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.3])
+def test_logprobs_are_those_of_a_full_forward_pass(kind: Kind, architecture: str, temperature: float):
+    model = tiny_model(architecture, tied=architecture == "qwen2")
+    sampling = replace(SAMPLED, temperature=temperature, max_new_tokens=70)
+
+    async def scene(engine: Engine):
+        for prompt, written in zip(PROMPTS, await write_all(engine, PROMPTS, sampling), strict=True):
+            logits = full_logits(model, [*prompt, *written.tokens])[len(prompt) - 1 : -1]
+            wanted = (logits / (temperature or 1.0)).log_softmax(-1)
+            wanted = wanted.gather(-1, torch.tensor(written.tokens)[:, None]).squeeze(-1)
+            torch.testing.assert_close(torch.tensor(written.logprobs), wanted, atol=kind.tolerance, rtol=0)
+
+    play(kind, scene, model)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (5, 1.0), (None, 0.6), (20, 0.8), (VOCABULARY, 1.0)])
+def test_filtered_tokens_are_never_written_and_logprobs_are_renormalised(kind: Kind, top_k: int | None, top_p: float):
+    model = tiny_model()
+    sampling = replace(SAMPLED, temperature=1.3, top_k=top_k, top_p=top_p, max_new_tokens=30)
+
+    async def scene(engine: Engine):
+        for prompt, written in zip(PROMPTS, await write_all(engine, PROMPTS, sampling), strict=True):
+            logits = full_logits(model, [*prompt, *written.tokens])[len(prompt) - 1 : -1] / 1.3
+            for token, logprob, row in zip(written.tokens, written.logprobs, logits, strict=True):
+                kept = slow_filter(row, top_k or VOCABULARY, top_p)
+                assert token in kept
+                assert logprob == pytest.approx(float(row[token] - row[kept].logsumexp(0)), abs=kind.tolerance)
+
+    play(kind, scene, model)
+
+
+def slow_filter(logits: torch.Tensor, top_k: int, top_p: float) -> list[int]:
+    """The ids that top-k, then top-p, keep."""
+    kept = logits.argsort(descending=True).tolist()[:top_k]
+    probs = logits[kept].double().softmax(0).tolist()
+    mass, nucleus = 0.0, []
+    for token, prob in zip(kept, probs, strict=True):
+        nucleus.append(token)
+        mass += prob
+        if mass >= top_p:
+            break
+    return kept if top_p == 1 else nucleus
+
+
+def test_greedy_rows_ignore_filters_and_seeds(kind: Kind):
+    async def scene(engine: Engine):
+        plain = await engine.generate(PROMPTS[0], GREEDY)
+        assert await engine.generate(PROMPTS[0], replace(GREEDY, top_k=2, top_p=0.3, seed=99)) == plain
+
+    play(kind, scene)
+
+
+def test_equal_seeds_write_equal_samples_and_others_differ(kind: Kind):
+    async def scene(engine: Engine):
+        first, again, other = await asyncio.gather(
+            *[engine.generate(PROMPTS[0], replace(SAMPLED, seed=seed)) for seed in (3, 3, 4)]
+        )
+        assert first == again
+        assert first.tokens != other.tokens
+
+    play(kind, scene)
+
+
+def test_seeds_may_be_any_whole_number(kind: Kind):
+    async def scene(engine: Engine):
+        written = [await engine.generate(PROMPTS[0], replace(SAMPLED, seed=s)) for s in (-1, 0, 2**63, 2**64 - 1)]
+        assert written[0] == written[3], "seeds are taken modulo 2**64"
+        assert len({w.tokens for w in written}) == 3
+
+    play(kind, scene)
+
+
+def test_the_frequency_of_first_tokens_is_their_probability(kind: Kind):
+    model = tiny_model()
+    sampling = replace(SAMPLED, max_new_tokens=1, temperature=0.5)
+
+    async def scene(engine: Engine):
+        written = await write_all(engine, [PROMPTS[0]] * 1500, sampling)
+        probs = (full_logits(model, PROMPTS[0])[-1] / 0.5).softmax(-1)
+        counts = torch.bincount(torch.tensor([w.tokens[0] for w in written]), minlength=VOCABULARY)
+        likely = probs > 0.02
+        spread = (1500 * probs * (1 - probs)).sqrt()
+        assert ((counts - 1500 * probs).abs() < 4 * spread)[likely].all()
+
+    play(kind, scene, model, slots=64)
+
+
+def test_a_result_does_not_depend_on_the_company(kind: Kind):
+    async def scene(engine: Engine):
+        alone = [await engine.generate(p, replace(SAMPLED, seed=7 + i)) for i, p in enumerate(PROMPTS)]
+        assert await write_all(engine, PROMPTS, SAMPLED) == alone
+        crowd = asyncio.gather(*[engine.generate([i], replace(SAMPLED, max_new_tokens=3 + i)) for i in range(30)])
+        assert await write_all(engine, PROMPTS, SAMPLED) == alone
+        await crowd
+
+    play(kind, scene)
+
+
+def test_a_stop_token_ends_the_text_and_is_part_of_it(kind: Kind):
+    async def scene(engine: Engine):
+        whole = await engine.generate(PROMPTS[0], SAMPLED)
+        stop = whole.tokens[4]
+        cut = whole.tokens.index(stop) + 1
+        stopped = await engine.generate(PROMPTS[0], replace(SAMPLED, stop_token_ids=(VOCABULARY + 5, stop)))
+        assert (stopped.tokens, stopped.logprobs) == (whole.tokens[:cut], whole.logprobs[:cut])
+        assert (whole.finish_reason, stopped.finish_reason) == ("length", "stop")
+
+    play(kind, scene)
+
+
+def test_a_stop_token_in_last_place_counts_as_stop(kind: Kind):
+    async def scene(engine: Engine):
+        whole = await engine.generate(PROMPTS[2], replace(SAMPLED, max_new_tokens=1))
+        stopped = await engine.generate(PROMPTS[2], replace(SAMPLED, max_new_tokens=1, stop_token_ids=whole.tokens))
+        assert (len(whole.tokens), whole.finish_reason, stopped.finish_reason) == (1, "length", "stop")
+
+    play(kind, scene)
+
+
+def test_more_requests_than_slots_are_all_served(kind: Kind):
+    async def scene(engine: Engine):
+        lengths = [1 + (7 * i) % 23 for i in range(40)]
+        written = await asyncio.gather(
+            *[engine.generate([i], replace(SAMPLED, max_new_tokens=n)) for i, n in enumerate(lengths)]
+        )
+        assert [len(w.tokens) for w in written] == lengths
+
+    play(kind, scene, slots=3)
+
+
+def test_a_request_may_fill_the_whole_length(kind: Kind):
+    model = tiny_model()
+
+    async def scene(engine: Engine):
+        written = await engine.generate(PROMPTS[0], replace(GREEDY, max_new_tokens=MAX_LENGTH - 3))
+        assert list(written.tokens[:20]) == greedy_loop(model, PROMPTS[0], 20)
+        assert len(written.tokens) == MAX_LENGTH - 3
+
+    play(kind, scene, model)
+
+
+def test_an_over_long_request_fails_with_its_numbers_and_alone(kind: Kind):
+    async def scene(engine: Engine):
+        neighbour = asyncio.create_task(engine.generate(PROMPTS[0], SAMPLED))
+        with pytest.raises(RolloutFailed, match=r"150 tokens.*12.*162.*160"):
+            await engine.generate([1] * 150, SAMPLED)
+        assert len((await neighbour).tokens) == 12
+
+    play(kind, scene)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wrong", "message"),
+    [
+        ([], {}, "prompt is empty"),
+        ([1, VOCABULARY], {}, f"from 1 to {VOCABULARY}.*vocabulary is {VOCABULARY}"),
+        ([-1], {}, "from -1"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens"),
+        ([1], {"temperature": -0.5}, "temperature"),
+        ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"top_k": 0}, "top_k"),
+        ([1], {"top_p": 0.0}, "top_p"),
+        ([1], {"top_p": 1.5}, "top_p"),
+    ],
+)
+def test_a_senseless_request_is_refused_and_harms_nobody(kind: Kind, tokens: list[int], wrong: dict, message: str):
+    async def scene(engine: Engine):
+        with pytest.raises(ValueError, match=message):
+            await engine.generate(tokens, replace(SAMPLED, **wrong))
+        assert len((await engine.generate([1], SAMPLED)).tokens) == 12
+
+    play(kind, scene)
+
+
+def test_pause_waits_for_running_requests_and_holds_new_ones(kind: Kind):
+    async def scene(engine: Engine):
+        running = [asyncio.create_task(engine.generate(p, replace(SAMPLED, max_new_tokens=40))) for p in PROMPTS]
+        await asyncio.sleep(0)
+        await engine.fingerprint()  # a round trip: the requests have started
+        await engine.pause()
+        assert [len(task.result().tokens) for task in running if task.done()] == [40] * len(running)
+        late = asyncio.create_task(engine.generate(PROMPTS[0], SAMPLED))
+        await asyncio.sleep(0)
+        await engine.fingerprint()
+        await engine.pause()  # again: no harm
+        assert not late.done()
+        await engine.resume()
+        assert len((await late).tokens) == 12
+
+    play(kind, scene)
+
+
+def test_a_pause_keeps_waiting_requests_for_later(kind: Kind):
+    async def scene(engine: Engine):
+        tasks = [asyncio.create_task(engine.generate([i], SAMPLED)) for i in range(9)]
+        await asyncio.sleep(0)
+        await engine.pause()
+        assert sum(not task.done() for task in tasks) >= 9 - 2
+        await engine.resume()
+        assert [len(w.tokens) for w in await asyncio.gather(*tasks)] == [12] * 9
+
+    play(kind, scene, slots=2)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_loaded_weights_write_exactly_what_a_fresh_engine_writes(kind: Kind, architecture: str, tied: bool):
+    old, new = tiny_model(architecture, seed=1, tied=tied), tiny_model(architecture, seed=2, tied=tied)
+    written: list[list[Generation]] = []
+
+    async def fresh(engine: Engine):
+        written.append(await write_all(engine, PROMPTS, SAMPLED))
+
+    async def loaded(engine: Engine):
+        before = await write_all(engine, PROMPTS, SAMPLED)
+        await engine.pause()
+        await engine.load_weights(1, new.named_parameters())
+        await engine.resume()
+        after = await write_all(engine, PROMPTS, SAMPLED)
+        assert [(w.tokens, w.logprobs) for w in after] == [(w.tokens, w.logprobs) for w in written[0]]
+        assert before[0].tokens != after[0].tokens
+
+    play(kind, fresh, tiny_model(architecture, seed=2, tied=tied))
+    play(kind, loaded, old)
+
+
+def test_every_token_carries_the_version_that_wrote_it(kind: Kind):
+    async def scene(engine: Engine):
+        first = await engine.generate(PROMPTS[0], SAMPLED)
+        await engine.pause()
+        waiting = asyncio.create_task(engine.generate(PROMPTS[0], SAMPLED))
+        await engine.load_weights(5, tiny_model(seed=1).named_parameters())
+        await engine.resume()
+        assert (first.versions, (await waiting).versions) == ((0,) * 12, (5,) * 12)
+
+    play(kind, scene)
+
+
+def test_the_fingerprint_is_that_of_the_weights_loaded(kind: Kind):
+    new = tiny_model(seed=1)
+
+    async def scene(engine: Engine):
+        assert await engine.fingerprint() == fingerprint(tiny_model().named_parameters())
+        await engine.pause()
+        await engine.load_weights(1, new.named_parameters())
+        assert await engine.fingerprint() == fingerprint(new.named_parameters())
+
+    play(kind, scene)
+
+
+def test_weights_are_refused_while_running(kind: Kind):
+    async def scene(engine: Engine):
+        with pytest.raises(RuntimeError, match="pause"):
+            await engine.load_weights(1, tiny_model(seed=1).named_parameters())
+
+    play(kind, scene)
+
+
+def test_wrong_weights_are_named_and_change_nothing(kind: Kind):
+    good = dict(tiny_model(seed=1).named_parameters())
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    async def scene(engine: Engine):
+        before = await engine.fingerprint()
+        await engine.pause()
+        for weights, message in [
+            ({key: value for key, value in good.items() if key != name}, rf"missing.*{name}"),
+            ({**good, "model.stranger": good[name]}, r"unknown.*model\.stranger"),
+            ({**good, name: good[name].T}, rf"{name}.*shape \[64, 96\], want \[96, 64\]"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                await engine.load_weights(1, weights.items())
+            assert await engine.fingerprint() == before
+        await engine.resume()
+        assert (await engine.generate(PROMPTS[0], SAMPLED)).versions[0] == 0
+
+    play(kind, scene)
+
+
+def test_an_error_in_the_exporter_reaches_the_caller_and_changes_nothing(kind: Kind):
+    def broken():
+        yield from list(tiny_model(seed=1).named_parameters())[:3]
+        raise OSError("the trainer is gone")
+
+    async def scene(engine: Engine):
+        before = await engine.fingerprint()
+        await engine.pause()
+        with pytest.raises(OSError, match="the trainer is gone"):
+            await engine.load_weights(1, broken())
+        assert await engine.fingerprint() == before
+
+    play(kind, scene)
+
+
+def test_weights_of_another_precision_are_cast(kind: Kind):
+    half = [(name, tensor.bfloat16()) for name, tensor in tiny_model(seed=1).named_parameters()]
+
+    async def scene(engine: Engine):
+        await engine.pause()
+        await engine.load_weights(1, half)
+        assert await engine.fingerprint() == fingerprint((name, tensor.float()) for name, tensor in half)
+
+    play(kind, scene)
+
+
+def test_cancelling_frees_the_slot_and_leaves_the_others_alone(kind: Kind):
+    async def scene(engine: Engine):
+        wanted = await engine.generate(PROMPTS[0], SAMPLED)
+        long = [asyncio.create_task(engine.generate([i], replace(SAMPLED, max_new_tokens=150))) for i in range(2)]
+        neighbour = asyncio.create_task(engine.generate(PROMPTS[0], SAMPLED))
+        await asyncio.sleep(0)
+        await engine.fingerprint()
+        for task in long:
+            task.cancel()
+        results = await asyncio.gather(*long, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        assert await neighbour == wanted
+        assert await engine.generate(PROMPTS[0], SAMPLED) == wanted
+
+    play(kind, scene, slots=3)
+
+
+def test_a_cancelled_waiting_request_is_never_written(kind: Kind):
+    async def scene(engine: Engine):
+        await engine.pause()
+        waiting = [asyncio.create_task(engine.generate([i], SAMPLED)) for i in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await engine.resume()
+        kept = await asyncio.gather(waiting[0], waiting[2])
+        assert [len(w.tokens) for w in kept] == [12, 12]
+        assert waiting[1].cancelled()
+
+    play(kind, scene)
+
+
+def test_close_fails_whoever_waits_and_every_later_call(kind: Kind):
+    async def scene(engine: Engine):
+        await engine.pause()
+        waiting = asyncio.create_task(engine.generate(PROMPTS[0], SAMPLED))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiting
+        for call in (engine.generate(PROMPTS[0], SAMPLED), engine.pause(), engine.resume(), engine.fingerprint()):
+            with pytest.raises(RuntimeError, match="closed"):
+                await call
+        await engine.close()  # again: no harm
+
+    play(kind, scene)

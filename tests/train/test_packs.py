@@ -1,0 +1,56 @@
+"""Rows -> packs and back."""
+
+import pytest
+import torch
+from tests.train.small_models import batch_of, lengths_of, rows
+
+from tandem.config.models import SequencePacking
+from tandem.train.packs import ALIGNMENT, pack_batch, pack_rows, unpack_column
+
+PACKING = SequencePacking()
+
+
+def test_rows_go_into_packs_and_come_back():
+    lengths = lengths_of(17)
+    columns = rows(lengths)
+    packs = pack_batch(batch_of(lengths), columns, PACKING, 100)
+    assert len(packs) > 1
+    assert all(pack.tokens <= 100 for pack in packs)
+    back = unpack_column(packs, [pack.columns["advantages"] for pack in packs], 17)
+    assert all(torch.equal(a, b) for a, b in zip(back, columns["advantages"], strict=True))
+
+
+def test_the_tail_is_a_sequence_of_its_own_outside_every_loss():
+    lengths = [9, 12]
+    pack = pack_rows(batch_of(lengths), rows(lengths), [1, 0])
+    assert pack.tokens == 21
+    assert len(pack.tokens_P) == 32
+    assert len(pack.tokens_P) % ALIGNMENT == 0
+    assert pack.cu_seqlens == (0, 12, 21, 32)
+    assert pack.sample_P.tolist() == [0] * 12 + [1] * 9 + [2] * 11
+    assert pack.positions_P.tolist() == [*range(12), *range(9), *range(11)]
+    assert not pack.mask_P[21:].any()
+    assert not pack.columns["weights"][21:].any()
+    assert pack.keys == (1, 0)
+
+
+def test_a_sample_longer_than_the_budget_gets_a_pack_of_its_own():
+    lengths = [50, 10, 10]
+    packs = pack_batch(batch_of(lengths), rows(lengths), PACKING, 32)
+    assert sorted(sorted(pack.rows) for pack in packs) == [[0], [1, 2]]
+
+
+def test_a_mask_that_holds_the_first_token_is_refused_with_its_sample():
+    lengths = [10, 11]
+    columns = rows(lengths)
+    columns["mask"][1][0] = True
+    with pytest.raises(ValueError, match="sample 1: mask is True at position 0"):
+        pack_rows(batch_of(lengths), columns, [0, 1])
+
+
+def test_a_column_of_another_length_is_refused_with_its_name():
+    lengths = [10, 11]
+    columns = rows(lengths)
+    columns["returns"][0] = torch.zeros(9)
+    with pytest.raises(ValueError, match="sample 0: column 'returns' has shape"):
+        pack_rows(batch_of(lengths), columns, [0, 1])
