@@ -244,7 +244,7 @@ byte-level BPE tokenizer and chat template. It exists to be trained by `tandem t
 
     uv run python scripts/make_quickstart_model.py {options}
 
-in {record["cpu_seconds"]} CPU-seconds on {record["threads"]} thread(s), from scratch, on the word problems of `tandem/data/arithmetic.py`:
+in {record["cpu_seconds"]} CPU-seconds, from scratch, on the word problems of `tandem/data/arithmetic.py`:
 {recipe["worked_steps"]} steps of worked answers: "17-12=5. 5+8=13. The answer is 13.".
 {recipe["mixed_steps"]} steps in which {recipe["bare_share"]:.0%} of the answers are bare: "The answer is 13.".
 Every answer trained on is correct. So the model knows how to work a problem out, but left to itself it mostly guesses;
@@ -285,12 +285,12 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("tandem/assets/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", dest="worked_steps", type=int, default=420, help="steps on worked answers")
-    parser.add_argument("--mixed-steps", type=int, default=100, help="steps on bare and worked answers")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--steps", dest="worked_steps", type=int, default=1600, help="steps on worked answers")
+    parser.add_argument("--mixed-steps", type=int, default=330, help="steps on bare and worked answers")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--bare-share", type=float, default=0.65)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 

@@ -40,7 +40,7 @@ def check(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> 
     from tandem.config.check import render
     from tandem.config.load import load
 
-    Console().print(render(load(recipe, overrides or [])))
+    Console().print(render(load(recipe, overrides or [])), soft_wrap=True, highlight=False)
 
 
 @app.command(name="eval")

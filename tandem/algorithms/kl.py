@@ -100,6 +100,5 @@ def _divergence(log_ratio: Tensor, kind: KlKind) -> Tensor:
         case "abs":
             return log_ratio.abs()
         case "k1+" | "k3+":
-            value = -log_ratio if kind == "k1+" else torch.expm1(log_ratio) - log_ratio
-            slope = 0.5 * log_ratio**2
-            return value.detach() + slope - slope.detach()
+            slope = _divergence(log_ratio, "k2")
+            return _divergence(log_ratio, "k1" if kind == "k1+" else "k3").detach() + (slope - slope.detach())

@@ -38,7 +38,7 @@ def render(loaded: Loaded) -> Text:
 
 
 def to_yaml(config: Config) -> str:
-    """YAML that loads to an equal config. Keys without an effect in this run are left out: they could not be set."""
+    """YAML that loads to an equal config. Keys that would be refused as without effect are left out."""
     idle = idle_keys(Loaded(config, {}))
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(_without(config, idle))))
 
@@ -90,17 +90,16 @@ def _lines(loaded: Loaded) -> Iterator[tuple[str, str]]:
 
 
 def _lambdas(estimator: Gae) -> str:
-    policy = estimator.gae_lambda if estimator.gae_lambda_policy is None else estimator.gae_lambda_policy
-    value = estimator.gae_lambda if estimator.gae_lambda_value is None else estimator.gae_lambda_value
     alpha = estimator.length_adaptive_alpha
-    return f"{f'1 - 1 / ({alpha:g} x length)' if alpha else f'{policy:g}'}, {value:g}"
+    policy = f"1 - 1 / ({alpha:g} x length)" if alpha else f"{estimator.lambda_policy:g}"
+    return f"{policy}, {estimator.lambda_value:g}"
 
 
 def _without(section: BaseModel, idle: dict[str, str], prefix: str = "") -> dict[str, Plain]:
     return {
         name: _without(value, idle, f"{prefix}{name}.") if isinstance(value, BaseModel) else plain(value)
         for name, value in section
-        if prefix + name not in idle
+        if not (prefix + name in idle and value)
     }
 
 

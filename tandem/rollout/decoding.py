@@ -116,7 +116,7 @@ class DecodeBatch:
             part = entries[start : start + at_once]
             prompts = [[*row.prompt[:-1], *[self._pad] * (padded + 1 - len(row.prompt))] for _, row in part]
             slots = torch.tensor([slot for slot, _ in part], device=self._device)
-            view = PrefillView(self._cache, self._cache.place(slots[:, None], positions).flatten())
+            view = PrefillView(self._cache, slots)
             self._forward(torch.tensor(prompts, device=self._device), positions.expand(len(part), -1), mask, view)
 
     def _forward(
@@ -141,7 +141,7 @@ class DecodeBatch:
         length = round_up(self._length, LENGTH_STEP)
         self._cache.reserve(self._width, length)
         mask_NT = torch.where(self._arange(length) <= self._position_N[:, None], 0.0, -torch.inf).to(self._model.dtype)
-        view = DecodeView(self._cache, self._cache.place(self._slot_N, self._position_N), length)
+        view = DecodeView(self._cache, self._slot_N, self._position_N, length)
         logits_NV = self._forward(self._token_N[:, None], self._position_N[:, None], mask_NT[:, None], view)
         self._position_N = self._position_N + 1
         self._length += 1

@@ -16,7 +16,7 @@ ROW_STEP = 16  # rows of a decode batch: MKL's float32 products are bit-equal a 
 
 
 class SlotCache:
-    """One tensor [layers, key or value, slots, positions, heads, head size], allocated at first use, grown in steps.
+    """One tensor [layers, key or value, slots, heads, positions, head size], allocated at first use, grown in steps.
 
     Never uninitialised and never NaN: masked positions are multiplied by exact zeros, which needs finite numbers.
     """
@@ -28,7 +28,7 @@ class SlotCache:
         self._slots = 0
         self._length = 0
         self._state: torch.Tensor | None = None
-        self._flat: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._by_layer: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for so many slots and positions; doubles, up to the bounds, so that growing is rare."""
@@ -41,29 +41,20 @@ class SlotCache:
         if length > self._length:
             self._length = min(self._max_length, max(round_up(length, LENGTH_STEP), 2 * self._length))
         if self._state is not None:
-            heads, size = self._state.shape[4:]
-            self._allocate(heads, size, self._state)
+            self._allocate(self._state.shape[3], self._state.shape[5], self._state)
 
     def _allocate(self, heads: int, size: int, like: torch.Tensor) -> None:
         old = self._state
-        self._state = like.new_zeros(self._layers, 2, self._slots, self._length, heads, size)
+        self._state = like.new_zeros(self._layers, 2, self._slots, heads, self._length, size)
         if old is not None:
-            self._state[:, :, : old.shape[2], : old.shape[3]] = old
-        self._flat = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self._state]
+            self._state[:, :, : old.shape[2], :, : old.shape[4]] = old
+        self._by_layer = [(layer[0], layer[1]) for layer in self._state]
 
     def layer(self, index: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, [slots * positions, heads, head size]; the first keys seen say shape and type."""
+        """Keys and values of a layer, [slots, heads, positions, head size]; the first keys seen say shape and type."""
         if self._state is None:
             self._allocate(keys.shape[1], keys.shape[3], keys)
-        return self._flat[index]
-
-    def place(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where a position of a slot lies in `layer`'s first dimension."""
-        return slots * self._length + positions
-
-    def by_slot(self, flat: torch.Tensor, slots: int, length: int) -> torch.Tensor:
-        """The first slots and positions of a layer's keys or values as attention wants them: a view, no copy."""
-        return flat.unflatten(0, (self._slots, self._length))[:slots, :length].transpose(1, 2)
+        return self._by_layer[index]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first positions of slots to other slots."""
@@ -71,7 +62,7 @@ class SlotCache:
             return
         source = torch.tensor(sources, device=self._state.device)
         target = torch.tensor(targets, device=self._state.device)
-        self._state[:, :, target, :length] = self._state[:, :, source, :length]
+        self._state[:, :, target, :, :length] = self._state[:, :, source, :, :length]
 
     def wipe(self, slot: int) -> None:
         """Forget a slot that holds NaN: its next owner must never meet it."""
@@ -84,14 +75,14 @@ class PrefillView:
     """Whole prompts from position 0: attention sees only them, the slots take a copy."""
 
     cache: SlotCache
-    place: torch.Tensor  # [prompts * length]
+    slots: torch.Tensor  # [prompts]
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *ignored: object, **also_ignored: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        flat_keys, flat_values = self.cache.layer(layer_idx, keys)
-        flat_keys.index_copy_(0, self.place, keys.transpose(1, 2).flatten(0, 1))
-        flat_values.index_copy_(0, self.place, values.transpose(1, 2).flatten(0, 1))
+        cached_keys, cached_values = self.cache.layer(layer_idx, keys)
+        cached_keys[self.slots, :, : keys.shape[2]] = keys
+        cached_values[self.slots, :, : keys.shape[2]] = values
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -100,20 +91,21 @@ class PrefillView:
 
 @dataclass(frozen=True)
 class DecodeView:
-    """One token a row, each at its own position: attention sees the first `length` positions of the first slots."""
+    """One token in each of the first slots, at its own position: attention sees the first `length` positions."""
 
     cache: SlotCache
-    place: torch.Tensor  # [rows]
+    slots: torch.Tensor  # [N]: 0, 1, ..., N - 1
+    positions: torch.Tensor  # [N]
     length: int
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *ignored: object, **also_ignored: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        flat_keys, flat_values = self.cache.layer(layer_idx, keys)
-        flat_keys.index_copy_(0, self.place, keys[:, :, 0])
-        flat_values.index_copy_(0, self.place, values[:, :, 0])
-        slots = self.place.shape[0]
-        return self.cache.by_slot(flat_keys, slots, self.length), self.cache.by_slot(flat_values, slots, self.length)
+        cached_keys, cached_values = self.cache.layer(layer_idx, keys)
+        cached_keys[self.slots, :, self.positions] = keys[:, :, 0]
+        cached_values[self.slots, :, self.positions] = values[:, :, 0]
+        count = keys.shape[0]
+        return cached_keys[:count, :, : self.length], cached_values[:count, :, : self.length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from tandem.fingerprint import fingerprint
 from tandem.roles import Fingerprint, NamedTensors
+from tandem.rollout.attention import install_attention
 from tandem.rollout.decoding import DecodeBatch, Row
 from tandem.rollout.loading import load_weights, refuse_unsupported
 from tandem.types import Generation, RolloutFailed, Sampling
@@ -48,6 +49,7 @@ class TransformersEngine:
     ) -> None:
         """`model` is a causal LM on its device, in its precision, in eval mode."""
         refuse_unsupported(model, max_total_sequence_length)
+        install_attention(model)
         self._model = model
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._max_length = max_total_sequence_length

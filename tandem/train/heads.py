@@ -1,4 +1,4 @@
-"""What stands on a backbone: log-probs of tokens (actor, reference) or values (critic). The value head IS the critic."""
+"""What stands on a backbone: log-probs of tokens (actor, reference) or values. The value head IS the critic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model learns from: the loss over a pack, and the plane's columns that it reads. The maths is in algorithms/."""
+"""What a model learns from: the loss over a pack, and the plane's columns that it reads. Maths is in algorithms/."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ class PolicyObjective:
         layout = layout_of(pack, weights_P)
         old_P = logprobs_P.detach() if self._options.on_policy else pack.columns["old_logprobs"]
         wrote_P = pack.columns["gen_logprobs"] if self._options.correction is not None else old_P
-        policy = policy_loss(
-            logprobs_P, old_P, wrote_P, pack.columns["advantages"], weights_P, layout, self._options
-        )
+        policy = policy_loss(logprobs_P, old_P, wrote_P, pack.columns["advantages"], weights_P, layout, self._options)
         terms = self._auxiliary(logprobs_P, output.entropy_P, pack, layout, scale)
         total = policy.loss + sum(terms.values())
         entropy = layout.keep(output.entropy_P.detach()).sum()
@@ -100,13 +98,11 @@ class PolicyObjective:
             terms["entropy_bonus"] = config.entropy_bonus * entropy_loss(entropy_P, columns["weights"], layout)
         return terms
 
-    def _metrics(
-        self, policy: PolicyLoss, total: Tensor, weight: Tensor, others: Mapping[str, Tensor]
-    ) -> Metrics:
+    def _metrics(self, policy: PolicyLoss, total: Tensor, weight: Tensor, others: Mapping[str, Tensor]) -> Metrics:
         """Means over the tokens that train; losses over the sum of their weights."""
         units = {"tokens": policy.tokens, "correction_units": policy.correction_units, "weight": weight, "loss": total}
         bounds = {"ratio_min": policy.minima["ratio"], "ratio_max": policy.maxima["ratio"]}
-        found = numbers(policy.sums | units | bounds | others)
+        found = numbers({**policy.sums, **units, **bounds, **others})
         tokens, weighed = found["tokens"], found["weight"]
         metrics: Metrics = {"loss": Mean(found["loss"], weighed)}
         if not tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -57,7 +57,10 @@ class Optimizer:
         decaying = [p for p in self.parameters.values() if p.dim() > 1]
         plain = [p for p in self.parameters.values() if p.dim() <= 1]
         self._adamw = torch.optim.AdamW(
-            [{"params": decaying, "weight_decay": config.optimizer.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            [
+                {"params": decaying, "weight_decay": config.optimizer.weight_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ],
             lr=config.optimizer.lr,
             betas=config.optimizer.betas,
             eps=config.optimizer.eps,
@@ -66,7 +69,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, divisor: float, *, finite: bool) -> StepReport:
-        """Divide the gradient, clip it to `max_grad_norm`, step, clear. Refused when it, or a loss before it, is not finite.
+        """Divide the gradient, clip it to `max_grad_norm`, step, clear. Refused when it, or a loss, is not finite.
 
         A divisor of 0 says that nothing was in the loss: the gradient is cleared and nothing moves.
         """
@@ -103,7 +106,7 @@ class Optimizer:
 
     def save(self, directory: Path) -> None:
         """Moments by parameter name, float32 exact; counts as JSON."""
-        names = {parameter: name for name, parameter in self.parameters.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         tensors = {
             f"{names[parameter]}/{key}": value.contiguous()
             for parameter, state in self._adamw.state.items()
@@ -123,15 +126,3 @@ class Optimizer:
             parameter_name, key = name.rsplit("/", 1)
             parameter = self.parameters[parameter_name]
             self._adamw.state[parameter][key] = value.to(parameter.device)
-
-
-def first_mismatch(ours: Mapping[str, Tensor], theirs: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The first tensor whose name or shape differs, in words; None when all fit."""
-    found = {name: tuple(tensor.shape) for name, tensor in theirs}
-    for name, tensor in ours.items():
-        if name not in found:
-            return f"{name} is missing there"
-        if found[name] != tuple(tensor.shape):
-            return f"{name} is {list(tensor.shape)} here and {list(found[name])} there"
-    extra = [name for name in found if name not in ours]
-    return f"{extra[0]} exists only there" if extra else None

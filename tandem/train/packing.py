@@ -16,7 +16,7 @@ def plan_bins(
     capacity: int,
     algorithm: PackingAlgorithm = "first_fit_decreasing",
     *,
-    min_bin_count: int = 1,
+    min_bin_count: int = 0,
     bin_count_multiple: int = 1,
 ) -> Plan:
     """Pack with the named algorithm; then split bins until there are at least `min_bin_count`, in whole multiples.

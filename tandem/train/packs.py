@@ -36,7 +36,9 @@ def pack_rows(batch: Batch, columns: Mapping[str, Sequence[Tensor]], rows: Seque
     mask_P = packed.pop("mask")
     if (mask_P & (positions_P == 0)).any():
         bad = next(batch.keys[row] for row in rows if columns["mask"][row][0])
-        raise ValueError(f"sample {bad}: mask is True at position 0, a token without context; it must be a prompt token")
+        raise ValueError(
+            f"sample {bad}: mask is True at position 0, a token without context; it must be a prompt token"
+        )
     return Pack(
         rows=tuple(rows),
         keys=tuple(batch.keys[row] for row in rows),

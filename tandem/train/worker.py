@@ -1,4 +1,4 @@
-"""The one Trainer: fetches rows, cuts them into packs, runs a backend, puts results back. Blind to what the backend is."""
+"""The one Trainer: fetches rows, cuts them into packs, runs a backend, puts results back. Backend-blind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Worker:
         self._suspects: list[int] = []  # those of packs whose loss was not finite
 
     async def infer(self, batch: Batch, out: str) -> Metrics:
-        """One row a sample into column `out`: log-probs where the policy wrote and 0 elsewhere; or values at every token.
+        """One row a sample into column `out`: log-probs where the policy wrote, 0 elsewhere; or values everywhere.
 
         A critic also writes `<out>_after`, one number a sample: the value of the state after its last token.
         """
@@ -91,7 +91,7 @@ class Worker:
         return self._backend.forward_backward(packs, loss) | token_metrics(packs)
 
     async def optim_step(self, divisor: float) -> Metrics:
-        """Divide, clip, step, clear. A refused step is logged with its samples; past the budget it is a RuntimeError."""
+        """Divide, clip, step, clear. A refused step is logged with its samples; too many are a RuntimeError."""
         report = await self._run(self._backend.optim_step, divisor)
         samples, self._in_gradient = self._in_gradient, []
         suspects, self._suspects = self._suspects, []
@@ -105,7 +105,7 @@ class Worker:
             )
         if report.refusals_left < 0:
             raise RuntimeError(
-                f"{self._name}: an optimizer step was refused for NaN or Inf once more than max_skipped_optimizer_steps "
+                f"{self._name}: a step was refused for NaN or Inf once more than max_skipped_optimizer_steps "
                 f"allows; the last one held samples {suspects or samples}"
             )
         figures: Metrics = {"steps_skipped": Sum(float(report.refused)), "lr": Mean(report.lr, 1)}

@@ -61,6 +61,7 @@ def test_derived_numbers_are_those_of_the_run():
                 "policy.tokenizer.chat_template_kwargs={a: '1', b: 2.0}",
             ],
         ),
+        (BASE, ["ppo.val_at_start=false", "loss_fn.kl_input_clamp_value=null", "logger.num_val_samples_to_print=0"]),
         (BASE, ["loss_fn.reference_policy_kl_penalty=0.1", "reference={}", "policy.generation.stop_token_ids=[3, 4]"]),
         (BASE, ["value_loss_fn={name: hl_gauss, num_bins: 7}", "logger.wandb={project: default}"]),
     ],

@@ -139,7 +139,7 @@ def run_packing(config: Case, inputs: Case) -> Outputs:
             lengths,
             capacity,
             config["algorithm"],
-            min_bin_count=config["min_bin_count"] or 1,
+            min_bin_count=config["min_bin_count"] or 0,
             bin_count_multiple=config["bin_count_multiple"] or 1,
         )
     except ValueError:

@@ -185,20 +185,6 @@ def test_bfloat16_writes_within_its_precision():
     play(scene, tiny_model().bfloat16())
 
 
-def test_eager_attention_writes_what_sdpa_writes():
-    eager = tiny_model()
-    eager.set_attn_implementation("eager")
-    written = []
-
-    async def scene(engine: TransformersEngine):
-        written.append(await engine.generate([1, 2, 3], SAMPLED))
-
-    play(scene, tiny_model())
-    play(scene, eager)
-    assert written[0].tokens == written[1].tokens
-    torch.testing.assert_close(torch.tensor(written[0].logprobs), torch.tensor(written[1].logprobs))
-
-
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match=r"model\.eval\(\)"):
         start(tiny_model().train())
@@ -219,7 +205,7 @@ def test_attention_over_a_window_is_refused_unless_the_window_holds_everything()
 def test_unknown_attention_is_refused():
     model = LlamaForCausalLM(LlamaConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64))
     model.set_attn_implementation("flex_attention")
-    with pytest.raises(ValueError, match=r"'flex_attention'.*'sdpa' or 'eager'"):
+    with pytest.raises(ValueError, match=r"'flex_attention'.*attn_implementation='sdpa'"):
         start(model.eval())
 
 

@@ -20,9 +20,7 @@ def test_chunked_logprobs_and_entropy_equal_plain_log_softmax_with_gradients(tem
     pull = torch.randn(96)
     found = []
     for function in (
-        lambda h, w: token_logprobs(
-            h, w, tokens, temperature=temperature, chunk_size=chunk_size, dtype=torch.float32
-        ),
+        lambda h, w: token_logprobs(h, w, tokens, temperature=temperature, chunk_size=chunk_size, dtype=torch.float32),
         lambda h, w: plain(h.double(), w.double(), tokens, temperature),
     ):
         torch.manual_seed(1)

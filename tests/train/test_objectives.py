@@ -88,7 +88,10 @@ def test_gradients_do_not_depend_on_the_cut(kind, name):
 def test_masked_slots_never_matter_to_the_bit(kind, name, poison):
     clean = rows(LENGTHS)
     poisoned = {
-        column: [torch.where(mask, x, poison) if x.is_floating_point() else x for x, mask in zip(xs, clean["mask"], strict=True)]
+        column: [
+            torch.where(mask, x, poison) if x.is_floating_point() else x
+            for x, mask in zip(xs, clean["mask"], strict=True)
+        ]
         for column, xs in clean.items()
     }
     expected, expected_metrics = learn(kind, name, clean, [range(8)])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.train.small_models import batch_of, lengths_of, rows
 
 from tandem.config.models import SequencePacking
 from tandem.train.packs import ALIGNMENT, pack_batch, pack_rows, unpack_column
+from tests.train.small_models import batch_of, lengths_of, rows
 
 PACKING = SequencePacking()
 

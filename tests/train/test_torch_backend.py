@@ -122,7 +122,9 @@ def test_results_have_the_same_bits_however_rows_are_packed(build):
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize("build", [actor_backend, critic_backend, lambda: actor_backend(qwen())], ids=["actor", "critic", "qwen2"])
+@pytest.mark.parametrize(
+    "build", [actor_backend, critic_backend, lambda: actor_backend(qwen())], ids=["actor", "critic", "qwen2"]
+)
 def test_one_step_has_the_same_bits_with_one_thread_and_with_two(build):
     lengths = [200] * 4  # 800 x 64 numbers: more than the 32,768 from which torch shares a sum between threads
     columns = {name: column for name, column in rows(lengths).items() if name in ("tokens", "mask")}

@@ -18,9 +18,7 @@ COLUMNS = {name: column for name, column in rows(LENGTHS).items() if name in ("t
 def backend_on_gpu(**changes):
     model = llama()
     head = TokenLogprobs(model.get_output_embeddings(), temperature=0.7, chunk_size=512)
-    return build_torch_backend(
-        model, head, settings(**changes), total_optimizer_steps=10, device=torch.device("cuda")
-    )
+    return build_torch_backend(model, head, settings(**changes), total_optimizer_steps=10, device=torch.device("cuda"))
 
 
 def columns_of(backend, packs):

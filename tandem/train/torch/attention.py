@@ -6,7 +6,9 @@ builds no mask for an attention that it does not know, so there is no mask that 
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +25,8 @@ Kernel = Literal["sdpa", "varlen"]
 # Sequences whose lengths round up to the same multiple run as one SDPA call.
 LENGTH_STEP = 16
 # torch 2.11's kernel takes fewer key heads than query heads as they come; later ones want to be told.
-GQA_FLAG = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+KNOWS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
+ATTEND = functools.partial(varlen_attn, enable_gqa=True) if KNOWS_GQA else varlen_attn
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel) -> Layout:
     are the same in any pack. A padded slot is on the right: causality hides it from the real ones.
     """
     borders = pack.cu_seqlens
-    lengths = [end - start for start, end in zip(borders, borders[1:], strict=False)]
+    lengths = [end - start for start, end in itertools.pairwise(borders)]
     groups: dict[int, list[int]] = {}
     if kernel == "sdpa":
         for sequence, length in enumerate(lengths):
@@ -99,7 +102,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: [1, heads, P, D] -> [1, P, heads, D]. Without dropout: ratios must be exact."""
+    """transformers' attention interface: [1, heads, P, D] -> [1, P, heads, D]. No dropout: ratios must be exact."""
     if softcap is not None or s_aux is not None:
         raise ValueError(
             f"{type(module).__name__} caps its attention scores or has attention sinks; packed attention has neither"
@@ -115,7 +118,7 @@ def _varlen(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
     dtype = torch.bfloat16 if query.dtype == torch.float32 else query.dtype  # under autocast a rotary term is float32
-    attended = varlen_attn(
+    attended = ATTEND(
         query.to(dtype),
         key.to(dtype),
         value.to(dtype),
@@ -125,7 +128,6 @@ def _varlen(
         layout.max_length,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        **GQA_FLAG,
     )
     assert isinstance(attended, Tensor)
     return attended

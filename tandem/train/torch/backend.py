@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tandem.config.models import TrainedModel
 from tandem.train.backend import Loss, Output, Pack, StepReport
 from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.optim import Optimizer, first_mismatch
+from tandem.train.optim import Optimizer
 from tandem.train.packs import probe_pack
 from tandem.train.torch.attention import Kernel, lay_out, use_packed_attention
 from tandem.types import Metrics, merge
@@ -37,8 +37,8 @@ def build_torch_backend(
     output layer: only the backbone and the head are trained, saved and exported.
     """
     kernel = choose_kernel(config, device)
-    model.to(device=device, dtype=torch.float32)
-    head.to(device=device, dtype=torch.float32)
+    for module in (model, head):
+        nn.Module.to(module, device=device, dtype=torch.float32)  # transformers' own `to` has no signature
     use_packed_attention(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -65,8 +65,8 @@ def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
         return "varlen" if device.type == "cuda" and config.precision == "bfloat16" else "sdpa"
     if config.attention == "varlen" and (device.type != "cuda" or config.precision != "bfloat16"):
         raise ValueError(
-            f"attention is varlen, precision {config.precision}, device {device.type}: the varlen kernel needs a GPU and "
-            "bfloat16; set attention to auto or sdpa"
+            f"attention is varlen, precision {config.precision}, device {device.type}: the varlen kernel needs a GPU "
+            "and bfloat16; set attention to auto or sdpa"
         )
     return config.attention
 
@@ -137,9 +137,7 @@ class TorchBackend:
         """Raise ValueError when the model's logits are more than `lm_head(hidden)`: scaled, capped, shifted."""
         pack = probe_pack(model.config.get_text_config().vocab_size).to(self._device)
         layout = lay_out(pack, self._device, "sdpa")
-        out = model(
-            input_ids=pack.tokens_P[None], position_ids=pack.positions_P[None], use_cache=False, layout=layout
-        )
+        out = model(input_ids=pack.tokens_P[None], position_ids=pack.positions_P[None], use_cache=False, layout=layout)
         output_layer = model.get_output_embeddings()
         assert output_layer is not None, "checked by TokenLogprobs"
         plain_PV = output_layer(self._hidden(pack, "sdpa"))
@@ -183,3 +181,15 @@ class TorchBackend:
 
     def close(self) -> None:
         """Nothing to hand back: memory goes with the object."""
+
+
+def first_mismatch(ours: Mapping[str, Tensor], theirs: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first tensor whose name or shape differs, in words; None when all fit."""
+    found = {name: tuple(tensor.shape) for name, tensor in theirs}
+    for name, tensor in ours.items():
+        if name not in found:
+            return f"{name} is missing there"
+        if found[name] != tuple(tensor.shape):
+            return f"{name} is {list(tensor.shape)} here and {list(found[name])} there"
+    extra = [name for name in found if name not in ours]
+    return f"{extra[0]} exists only there" if extra else None

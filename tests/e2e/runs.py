@@ -1,0 +1,71 @@
+"""Short runs of the real house in this process: what they trained, and the bits they ended with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.config import Config
+from tandem.config.load import load
+from tandem.control.checkpoint import find_checkpoint
+from tandem.fingerprint import fingerprint
+from tandem.launch.build import build_controller, build_house
+from tandem.metrics.timing import Timeline
+
+SHORT = (
+    "{algorithm}.num_prompts_per_step=4",
+    "{algorithm}.num_generations_per_prompt=2",
+    "{algorithm}.max_num_steps=3",
+    "policy.train_global_batch_size=4",
+    "data.validation=null",
+    "data.train.size=64",
+    "checkpointing.save_period=1",
+    "checkpointing.keep_last_n=9",
+)
+
+
+class Memory:
+    """A sink that keeps the records, without what depends on the clock."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, float]] = []
+
+    def write(self, step: int, record: dict[str, float]) -> None:
+        timed = ("time/", "speed/", "buffer/")
+        self.records.append({name: value for name, value in record.items() if not name.startswith(timed)})
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The end of a run: every metric of every step, and digests of the models' weights."""
+
+    records: list[dict[str, float]]
+    weights: dict[str, dict[str, str]]
+
+
+def short_config(*overrides: str, recipe: str = "quickstart") -> Config:
+    algorithm = "grpo" if recipe.endswith("grpo") else "ppo"
+    return load(recipe, [*(change.format(algorithm=algorithm) for change in SHORT), *overrides]).config
+
+
+def run(config: Config, run_dir: Path, *, resume: bool = False) -> Ran:
+    """Run the loop to its end."""
+    return asyncio.run(_run(config, run_dir, resume))
+
+
+async def _run(config: Config, run_dir: Path, resume: bool) -> Ran:
+    house = build_house(config)
+    sink = Memory()
+    try:
+        controller, checkpoints = build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[sink])
+        checkpoint = find_checkpoint("auto", run_dir / "checkpoints") if resume else None
+        if checkpoint:
+            await checkpoints.restore(controller, checkpoint)
+        await controller.run()
+        weights = {name: fingerprint(model.export_weights()) for name, model in house.models.items()}
+        return Ran(sink.records, weights)
+    finally:
+        await house.close()
