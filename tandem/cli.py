@@ -25,10 +25,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 @app.command()
 def train(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Train by a recipe. Ctrl-C ends the run; the same run_dir goes on from its last checkpoint."""
+    """Train by a recipe, or go on with a run: give its directory. Ctrl-C ends a run, its checkpoints stay."""
     from tandem.config.load import load
+    from tandem.config.recipes import run_config
 
-    loaded = load(recipe, overrides or [])
+    here = [f"run_dir={recipe}"] if run_config(recipe) else []  # wherever the directory has been moved to
+    loaded = load(recipe, [*here, *(overrides or [])])
     from tandem.launch.local import train as train_local
 
     train_local(loaded)
@@ -58,12 +60,7 @@ def evaluate(
 def main() -> None:
     """Run a command. Whatever goes wrong ends in one message and an exit code: 2 for bad input, 1 for a failed run."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(130)
+        sys.exit(app(standalone_mode=False))  # typer returns the code of an early exit: 130 after Ctrl-C
     except Exception as error:
         sys.exit(explain(error))
 

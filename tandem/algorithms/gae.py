@@ -90,16 +90,17 @@ def _lambda_return(
     """r + gamma * h_next (see `gae`); garbage outside the mask."""
     rows, length = mask_NT.shape
     lambda_N1 = torch.as_tensor(lambda_, dtype=torch.float64, device=mask_NT.device).reshape(-1, 1)
-    h_NT = rewards_NT.new_zeros(rows, padded_length(length + 1))
+    h_NT = rewards_NT.new_zeros(rows, padded_length(length + 2))
     x_NT = torch.lerp(values_NT, rewards_NT, lambda_N1)
     if steps_NT is None:
-        torch.where(mask_NT, x_NT, h_NT.new_zeros(()), out=h_NT[:, :length])
+        torch.where(mask_NT, x_NT, h_NT.new_zeros(()), out=h_NT[:, 1 : length + 1])
     else:
-        h_NT.scatter_(1, torch.where(mask_NT, steps_NT, length), torch.where(mask_NT, x_NT, 0.0))
+        h_NT.scatter_(1, torch.where(mask_NT, steps_NT, 0), x_NT)
+        h_NT[:, 0] = 0.0
     if bootstrap_N is not None:
-        h_NT.scatter_(1, _end(mask_NT, steps_NT), bootstrap_N[:, None])
+        h_NT.scatter_(1, _last(mask_NT, steps_NT) + 1, bootstrap_N[:, None])
     h_NT = suffix_sum_inplace(h_NT, gamma * lambda_N1)
-    next_h_NT = h_NT[:, 1 : length + 1] if steps_NT is None else h_NT.gather(1, steps_NT + 1)
+    next_h_NT = h_NT[:, 2 : length + 2] if steps_NT is None else h_NT[:, 1:].gather(1, steps_NT)
     return torch.add(rewards_NT, next_h_NT, alpha=gamma)
 
 
@@ -108,14 +109,17 @@ def _rows(lambda_: float | Tensor, part: slice) -> float | Tensor:
 
 
 def _steps(mask_NT: Tensor) -> Tensor | None:
-    """Time step of every token, counted over the mask; None where no row has a hole, so that columns can stay."""
+    """Time step of every token, counted over the mask from 1; column 0 is for what is not a step.
+
+    None where no row has a hole: then a token's column + 1 serves as its step, and nothing needs to move.
+    """
     starts_N = (mask_NT[:, 1:] > mask_NT[:, :-1]).sum(dim=1) + mask_NT[:, :1].sum(dim=1)
-    return mask_NT.cumsum(dim=1) - 1 if bool((starts_N > 1).any()) else None
+    return mask_NT.cumsum(dim=1) if bool((starts_N > 1).any()) else None
 
 
-def _end(mask_NT: Tensor, steps_NT: Tensor | None) -> Tensor:
-    """Time step after the last token, as [N, 1]; 0 for a row without tokens."""
+def _last(mask_NT: Tensor, steps_NT: Tensor | None) -> Tensor:
+    """Step of the last token, as [N, 1]; 0 for a row without tokens."""
     if steps_NT is not None:
-        return steps_NT[:, -1:] + 1
-    after_T = torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)
-    return torch.where(mask_NT, after_T, 0).amax(dim=1, keepdim=True)
+        return steps_NT[:, -1:]
+    column_T = torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)
+    return torch.where(mask_NT, column_T, 0).amax(dim=1, keepdim=True)

@@ -17,9 +17,20 @@ def shipped_recipes() -> dict[str, Path]:
     return {}
 
 
+def run_config(name_or_path: str) -> Path | None:
+    """The config that a run keeps in its directory, if this names such a directory and no shipped recipe."""
+    config = Path(name_or_path).expanduser() / "config.yaml"
+    return config if name_or_path not in shipped_recipes() and config.is_file() else None
+
+
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
-    """`quickstart` is the shipped recipe, anything else a path, first from the folder `beside`, then from here."""
+    """`quickstart` is the shipped recipe, anything else a path, first from the folder `beside`, then from here.
+
+    A run's directory stands for the config in it.
+    """
     shipped = shipped_recipes()
+    if (kept := run_config(name_or_path)) is not None:
+        return kept
     if name_or_path in shipped:
         return shipped[name_or_path]
     places = [Path(name_or_path).expanduser()]
@@ -33,7 +44,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
 
 def _not_found(name_or_path: str, path: Path, shipped: list[str]) -> str:
     if path.is_dir():
-        return f"recipe {name_or_path!r} is a folder: give the YAML file"
+        return f"recipe {name_or_path!r} is a folder, and no run's directory: give the YAML file"
     names = [*shipped, *(f"{name}.yaml" for name in shipped)]
     near = [Path(name).stem for name in get_close_matches(path.name, names, n=1, cutoff=0.5)]
     hint = f"; did you mean {near[0]}?" if near else ""

@@ -140,9 +140,9 @@ class Controller:
             self.failures += 1
             log.warning("rollout failed (%d of %d allowed): %s", self.failures, self.plan.max_rollout_failures, failure)
             if self.failures > self.plan.max_rollout_failures:
-                raise RuntimeError(
+                raise ValueError(
                     f"{self.failures} rollouts failed, env.max_rollout_failures={self.plan.max_rollout_failures} "
-                    f"are allowed; the last: {failure}"
+                    f"are allowed; the last: {failure}. Mend the cause, or allow more"
                 ) from failure
         await self.buffer.finish(index, group)
 

@@ -27,13 +27,15 @@ class Evaluator:
 
     async def __call__(self, step: int) -> Metrics:
         """Mean reward, accuracy (the share of answers with reward 1 or more) and length."""
+        failures: list[RolloutFailed] = []
         async with asyncio.TaskGroup() as plays:
-            tasks = [plays.create_task(self._one(self._dataset.prompt(index))) for index in range(self._count)]
+            prompts = (self._dataset.prompt(index) for index in range(self._count))
+            tasks = [plays.create_task(self._one(prompt, failures)) for prompt in prompts]
         played = [result for task in tasks if (result := task.result())]
         if not played:
-            raise RuntimeError(
-                f"none of the {self._count} validation prompts could be scored; the log names the causes"
-            )
+            raise ValueError(f"none of the {self._count} validation prompts could be scored; the first: {failures[0]}")
+        if failures:
+            log.warning("%d of %d validation prompts failed; the first: %s", len(failures), self._count, failures[0])
         self._write(step, played)
         rewards = [sample.score.reward for _, sample in played]
         lengths = [sum(sample.mask) for _, sample in played]
@@ -45,11 +47,11 @@ class Evaluator:
             "val/failed": Sum(self._count - len(played)),
         }
 
-    async def _one(self, prompt: Prompt) -> tuple[Prompt, Sample] | None:
+    async def _one(self, prompt: Prompt, failures: list[RolloutFailed]) -> tuple[Prompt, Sample] | None:
         try:
             return prompt, (await self._play(prompt))[0]
         except RolloutFailed as failure:
-            log.warning("validation: %s", failure)
+            failures.append(failure)
             return None
 
     def _write(self, step: int, played: Sequence[tuple[Prompt, Sample]]) -> None:

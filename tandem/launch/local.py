@@ -14,6 +14,7 @@ from tandem.config import Config
 from tandem.config.check import to_yaml
 from tandem.config.loaded import Loaded
 from tandem.control.checkpoint import find_checkpoint
+from tandem.launch.answers import before_and_after
 from tandem.launch.build import build_controller, build_house
 from tandem.launch.run_dir import CONFIG, choose_run_dir, hold, logging_to
 from tandem.launch.tips import tips
@@ -49,8 +50,19 @@ def train(loaded: Loaded) -> None:
     place = Place(choose_run_dir(config.run_dir, config.name), Console())
     with hold(place.run_dir), logging_to(place.run_dir, place.console):
         resume_from = find_checkpoint(config.checkpointing.resume, place.run_dir / "checkpoints")
-        (place.run_dir / CONFIG).write_text(to_yaml(config))
-        asyncio.run(session(config, place, resume_from))
+        (place.run_dir / CONFIG).write_text(to_yaml(config.model_copy(update={"run_dir": str(place.run_dir)})))
+        try:
+            asyncio.run(session(config, place, resume_from))
+        except KeyboardInterrupt:
+            place.console.print(how_to_go_on(place.run_dir), soft_wrap=True, highlight=False)
+            raise
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """What a user who pressed Ctrl-C wants to know."""
+    newest = find_checkpoint("auto", run_dir / "checkpoints")
+    kept = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
+    return f"interrupted; {kept}. Go on with: tandem train {run_dir}"
 
 
 async def session(config: Config, place: Place, resume_from: Path | None) -> None:
@@ -76,6 +88,8 @@ async def session(config: Config, place: Place, resume_from: Path | None) -> Non
             accuracy_before=first_value(place.run_dir / "metrics.jsonl", "val/accuracy") if resume_from else None,
         )
         await controller.run()
+        for line in before_and_after(place.run_dir / "validation", config.logger.num_val_samples_to_print):
+            display.note(line)
         display.summary(place.run_dir, tips(config))
     finally:
         for sink in sinks:

@@ -1,22 +1,26 @@
-"""Attention of the decode step on a CPU: a row's bits depend neither on its neighbours nor on the thread that computes it.
+"""Attention of the decode step on a CPU: a row's bits do not depend on its neighbours, nor on the thread at work.
 
-torch's fused CPU kernel gives each thread a scratch buffer whose alignment follows the thread's number, and MKL's product
-of an odd number of query heads depends on alignment: rows of the second thread differ from those of the first.
+torch's fused CPU kernel gives each thread a scratch buffer whose alignment follows the thread's number. MKL's product of
+an odd number of query heads depends on alignment, so rows of the second thread differ from those of the first.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 NAME = "tandem_decode"
 
 
 def install_attention(model: PreTrainedModel) -> None:
-    """Let a model that the engine owns attend with `attend`; transformers knows attention functions by name only."""
+    """Let a model attend with `attend`, which is sdpa for everybody else. transformers knows attention by name only."""
     AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
 
 
@@ -28,13 +32,16 @@ def attend(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    **others: object,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [N, heads, queries, D], key and value [N, key heads, T, D], mask [N, 1, 1, T]: a transformers attention function."""
+    """A transformers attention function. query [N, heads, queries, D]; key and value [N, key heads, T, D].
+
+    The decode step of the engine is known by its one query and its mask of numbers [N, 1, 1, T].
+    """
     rows, heads, queries, size = query.shape
-    if queries > 1 or query.device.type != "cpu":
+    is_elsewhere = queries > 1 or query.device.type != "cpu"
+    if is_elsewhere or attention_mask is None or attention_mask.dtype == torch.bool:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    assert attention_mask is not None, "decoding needs the mask of each row's own length"
     grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
     scores = (grouped @ key.transpose(2, 3)).mul_(scaling).add_(attention_mask)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.roles import NamedTensors
+from tandem.rollout.attention import NAME
 
 
 def load_weights(model: PreTrainedModel, weights: NamedTensors) -> None:
@@ -48,7 +49,7 @@ def refuse_unsupported(model: PreTrainedModel, max_total_sequence_length: int) -
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() before an engine takes it")
     attention = config._attn_implementation
-    if attention != "sdpa":  # a model that runs sdpa runs our attention: no soft caps, no sinks
+    if attention not in ("sdpa", NAME):  # a model that runs sdpa runs our attention: no soft caps, no sinks
         raise ValueError(f"attn_implementation is {attention!r}; load the model with attn_implementation='sdpa'")
     # Not every config has these two: absent means full attention.
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])

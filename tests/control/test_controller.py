@@ -62,7 +62,7 @@ def test_past_the_budget_the_run_ends_with_the_cause():
     house = House(behave=failing(*range(100)))
     with pytest.raises(ExceptionGroup) as caught:
         run(house.controller(plan(max_rollout_failures=3)))
-    assert caught.group_contains(RuntimeError, match=r"4 rollouts failed.*max_rollout_failures=3.*broke")
+    assert caught.group_contains(ValueError, match=r"4 rollouts failed.*max_rollout_failures=3.*broke")
 
 
 def test_the_end_of_the_data_makes_the_last_step_short_and_ends_cleanly():

@@ -81,7 +81,10 @@ def run_reward_shaping(config: Case, inputs: Case) -> Outputs:
     names = ("max_response_length", "overlong_buffer_length", "overlong_buffer_penalty")
     if any(config.get(name) is None for name in names):
         return {"error": "ValueError"}
-    overlong = Overlong(*(config[name] for name in names), capped=False)
+    try:
+        overlong = Overlong(*(config[name] for name in names), capped=False)
+    except ValueError:
+        return {"error": "ValueError"}
     lengths = inputs["response_token_lengths"]
     if lengths is None:
         lengths = [sum(m["length"] for m in row if m["role"] == "assistant") for row in inputs["messages"]]
@@ -92,6 +95,7 @@ def run_reward_shaping(config: Case, inputs: Case) -> Outputs:
 def run_dynamic_sampling(config: Case, inputs: Case) -> Outputs:
     wanted = config["num_prompts_per_step"] * config["num_generations_per_prompt"]
     steps: list[Outputs] = []
+    complete = False
     cached: list[tuple[int, float, float, float]] = []
     first = 0
     for number, batch in enumerate(inputs["generation_batches"], start=1):
@@ -110,6 +114,7 @@ def run_dynamic_sampling(config: Case, inputs: Case) -> Outputs:
         steps.append(step)
         if not config["use_dynamic_sampling"]:
             cached = list(rows)
+            complete = True
             step.update(kept=None, complete=True, cached=[], discarded=None)
             break
         kept = [row for row, keep in zip(rows, informative_groups(raw, group).tolist(), strict=True) if keep]
@@ -117,11 +122,14 @@ def run_dynamic_sampling(config: Case, inputs: Case) -> Outputs:
         complete = len(cached) >= wanted
         step["kept"] = [row[0] for row in kept]
         if not complete and number >= config["dynamic_sampling_max_gen_batches"]:
-            return {"steps": [*steps[:-1], step | {"raised": True}], "batch_idx": None}
+            step["raised"] = True
+            break
         step.update(complete=complete, cached=[row[0] for row in cached])
         step["discarded"] = len(cached) - wanted if complete else None
         if complete:
             break
+    if not complete:
+        return {"steps": steps, "batch_idx": None}
     index, rewards, baselines, stds = (list(column) for column in zip(*cached[:wanted], strict=True))
     return {
         "steps": steps,

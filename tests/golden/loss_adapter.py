@@ -20,7 +20,7 @@ def run_policy_loss(config: Case, inputs: Case) -> Outputs:
     names = ("prev_logprobs", "generation_logprobs", "reference_policy_logprobs", "advantages")
     prev, generation, reference, advantages = (real(inputs[name])[:, 1:].reshape(-1) for name in names)
     by_token = config["token_level_loss"]
-    divisor = inputs["global_valid_toks"] if by_token else inputs["global_valid_seqs"]
+    divisor = (inputs["global_valid_toks"] if by_token else inputs["global_valid_seqs"]) or 1
     weights = averaging_weights(layout, "token_mean" if by_token else "sequence_mean", dtype=x.dtype).weights_P
     options = _nemo_options(config)
     result = policy_loss(x, prev, generation, advantages, weights, layout, options)
@@ -78,7 +78,7 @@ def _nemo_metrics(
     config: Case, inputs: Case, result: PolicyLoss, logprobs: tuple[Tensor, Tensor, Tensor], layout: Layout
 ) -> Outputs:
     x, old, generation = logprobs
-    tokens = inputs["global_valid_toks"]
+    tokens = inputs["global_valid_toks"] or 1
     sums = result.sums | mismatch_sums(old, generation, layout, config["reference_policy_kl_type"])
     outputs: Outputs = {
         "metric/probs_ratio": sums["ratio"] / tokens,
@@ -101,13 +101,13 @@ def _nemo_metrics(
     correction = importance_weights(old, generation, layout, _nemo_correction(config))
     if config["sequence_level_importance_ratios"]:
         outputs["metric/sampling_importance_ratio"] = (
-            layout.mean(correction.weights_P).sum() / inputs["global_valid_seqs"]
+            layout.mean(correction.weights_P).sum() / (inputs["global_valid_seqs"] or 1)
         )
     else:
         outputs["metric/sampling_importance_ratio"] = layout.keep(correction.weights_P).sum() / tokens
     if config["truncated_importance_sampling_type"]:
         by_sample = config["truncated_importance_sampling_type"] == "seq-mask-tis"
-        units = inputs["global_valid_seqs"] if by_sample else tokens
+        units = (inputs["global_valid_seqs"] or 1) if by_sample else tokens
         outputs["metric/is_oob_ratio"] = correction.out_of_bounds / units
     return outputs
 
@@ -120,14 +120,15 @@ def run_policy_loss_verl(config: Case, inputs: Case) -> Outputs:
     if config["loss_mode"] == "kl_loss":
         reference = real(inputs["ref_log_prob"]).reshape(-1)
         kl = kl_loss(x, reference, average.weights_P, layout, verl_kl(config["kl_loss_type"]))
-        loss = config["kl_loss_coef"] * factor * kl / average.shares_N.sum()
+        loss = config["kl_loss_coef"] * factor * kl / average.shares_N.sum().clamp(min=1)
         (gradient,) = torch.autograd.grad(loss, x)
         return {"kl_loss_times_coef": loss, "grad_log_prob": gradient.reshape(mask.shape)}
     old, advantages = (real(inputs[name]).reshape(-1) for name in ("old_log_prob", "advantages"))
-    weights, divisor = average.weights_P, average.shares_N.sum()
+    weights, divisor = average.weights_P, average.shares_N.sum().clamp(min=1)
     if config["loss_mode"] == "geo_mean":
         # One loss a row whatever loss_agg_mode says, and a mean over all rows.
-        weights, divisor = averaging_weights(layout, "sequence_mean", dtype=x.dtype).weights_P, len(mask)
+        weights = averaging_weights(layout, "sequence_mean", dtype=x.dtype).weights_P
+        divisor, factor = torch.tensor(len(mask)), 1.0
     if inputs["rollout_is_weights"] is not None:
         rollout = real(inputs["rollout_is_weights"]).reshape(-1)
         if config["loss_mode"] == "geo_mean":
@@ -136,7 +137,7 @@ def run_policy_loss_verl(config: Case, inputs: Case) -> Outputs:
     result = policy_loss(x, old, old, advantages, weights, layout, _verl_options(config))
     loss = factor * result.loss / divisor
     (gradient,) = torch.autograd.grad(loss, x)
-    tokens = layout.mask_P.sum()
+    tokens = layout.mask_P.sum().clamp(min=1)
     log_ratio = layout.keep(x.detach() - old)
     if config["loss_mode"] not in ("geo_mean", "gspo"):
         log_ratio = log_ratio.clamp(-20.0, 20.0)
@@ -196,16 +197,16 @@ def run_value_loss(config: Case, inputs: Case) -> Outputs:
     nemo = config["impl"] == "nemo"
     if nemo:
         average, factor = averaging_weights(layout, "token_mean", dtype=torch.float64), config["scale"]
-        divisor = torch.tensor(inputs["global_valid_toks"], dtype=torch.float64)
+        divisor = torch.tensor(float(inputs["global_valid_toks"] or 1), dtype=torch.float64)
     else:
         average, factor = _verl_average(config, layout, mask.shape[1])
-        divisor = average.shares_N.sum()
+        divisor = average.shares_N.sum().clamp(min=1)
     # A range of 0 is off in NeMo-RL and "clip to the old value" in verl, as in ours.
     clip_range = None if nemo and not config["cliprange"] else config["cliprange"]
     result = squared_value_loss(values.reshape(-1), old, returns, average.weights_P, layout, clip_range=clip_range)
     loss = factor * result.loss / divisor
     (gradient,) = torch.autograd.grad(loss, predicted)
-    tokens = divisor if nemo else result.tokens
+    tokens = divisor if nemo else result.tokens.clamp(min=1)
     returned, valued, residual = result.returns, result.values, result.residuals
     share = returned.count / tokens
     return {
