@@ -1,7 +1,7 @@
-"""The transformers engine against `model.generate` per batch: `python benchmarks/rollout.py [--threads 1] [--rounds 7]`.
+"""The transformers engine against `model.generate` per batch: `python benchmarks/rollout.py [--threads N]`.
 
-Both run the quickstart model in float32 on the same prompts, alternating, in one process. The peer samples with plain
-`generate` and returns no log-probs; ours returns those of the sampled law. A token counts up to its row's end.
+All run the quickstart model in float32 on the same prompts, alternating, in one process. Ours returns the log-probs of
+the sampled law, which PPO needs; the peer runs with them (from its logits) and without. Tokens count to each row's end.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def groups(prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Request
 
 
 def cases(stop: int) -> dict[str, list[Request]]:
-    """The quickstart's step; the same with every row of full length; and lengths with a heavy tail (Pareto, 8 to 256)."""
+    """The quickstart's step; the same with every row of full length; and a heavy tail of lengths (Pareto, 8 to 256)."""
     short = Sampling(28, 1.0, 0, (stop,))
     dice = random.Random(0)
     tail = groups(quickstart_prompts(64), replace(short, stop_token_ids=()))
@@ -53,7 +53,7 @@ def cases(stop: int) -> dict[str, list[Request]]:
     }
 
 
-def run_peer(model: LlamaForCausalLM, requests: Sequence[Request], pad: int) -> int:
+def run_peer(model: LlamaForCausalLM, requests: Sequence[Request], pad: int, *, with_logprobs: bool) -> int:
     """Batches of as many rows as we have slots; a batch ends with its longest row, as `generate` does."""
     written = 0
     for start in range(0, len(requests), SLOTS):
@@ -63,18 +63,23 @@ def run_peer(model: LlamaForCausalLM, requests: Sequence[Request], pad: int) -> 
         ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt, _ in part])
         stops = part[0][1].stop_token_ids
         with torch.inference_mode():
-            rows = model.generate(
+            output = model.generate(
                 ids,
                 attention_mask=(ids != pad).long(),
                 do_sample=True,
                 temperature=1.0,
                 top_k=0,
                 max_new_tokens=longest,
-                min_new_tokens=None if stops else longest,
                 eos_token_id=list(stops) or None,
                 pad_token_id=pad,
-            )[:, width:].tolist()
-        written += sum(own_length(row, law) for row, (_, law) in zip(rows, part, strict=True))
+                return_dict_in_generate=True,
+                output_logits=with_logprobs,
+            )
+            new = output.sequences[:, width:]
+            if with_logprobs:
+                logprobs = torch.stack([logits.log_softmax(-1) for logits in output.logits], dim=1)
+                logprobs.gather(-1, new[..., None]).tolist()
+        written += sum(own_length(row, law) for row, (_, law) in zip(new.tolist(), part, strict=True))
     return written
 
 
@@ -84,30 +89,29 @@ def own_length(row: list[int], law: Sampling) -> int:
 
 
 async def compare(rounds: int) -> None:
-    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    peer = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    model, peer = (LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval() for _ in range(2))
     pad, stop = model.config.pad_token_id, model.config.eos_token_id
+    peer.generation_config.eos_token_id = None
     engine = TransformersEngine(model, max_concurrent_samples=SLOTS, max_total_sequence_length=512, pad_token_id=pad)
-    print(f"{'case':36} {'ours s':>8} {'peer s':>8} {'ours tok/s':>11} {'peer tok/s':>11} {'ratio':>6}")
+
+    async def ours(requests: Sequence[Request]) -> int:
+        generations = await asyncio.gather(*[engine.generate(prompt, law) for prompt, law in requests])
+        return sum(len(generation.tokens) for generation in generations)
+
+    print(f"{'tokens/s, median':36} {'ours':>8} {'generate':>9} {'ratio':>6} {'+ log-probs':>12} {'ratio':>6}")
     for name, requests in cases(stop).items():
-        ours: list[tuple[float, int]] = []
-        theirs: list[tuple[float, int]] = []
+        rates: list[tuple[float, float, float]] = []
         for _ in range(rounds + 1):
-            start = time.perf_counter()
-            generations = await asyncio.gather(*[engine.generate(prompt, law) for prompt, law in requests])
-            ours.append((time.perf_counter() - start, sum(len(g.tokens) for g in generations)))
-            start = time.perf_counter()
-            written = run_peer(peer, requests, pad)
-            theirs.append((time.perf_counter() - start, written))
-        (our_s, our_rate), (peer_s, peer_rate) = medians(ours[1:]), medians(theirs[1:])
-        ratio = our_rate / peer_rate
-        print(f"{name:36} {our_s:8.3f} {peer_s:8.3f} {our_rate:11.0f} {peer_rate:11.0f} {ratio:6.2f}")
+            times = [time.perf_counter()]
+            counts = [await ours(requests)]
+            times.append(time.perf_counter())
+            for with_logprobs in (False, True):
+                counts.append(run_peer(peer, requests, pad, with_logprobs=with_logprobs))
+                times.append(time.perf_counter())
+            rates.append(tuple(counts[i] / (times[i + 1] - times[i]) for i in range(3)))
+        us, plain, full = (statistics.median(column) for column in zip(*rates[1:], strict=True))
+        print(f"{name:36} {us:8.0f} {plain:9.0f} {us / plain:6.2f} {full:12.0f} {us / full:6.2f}")
     await engine.close()
-
-
-def medians(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Seconds, and tokens a second."""
-    return statistics.median(s for s, _ in runs), statistics.median(tokens / s for s, tokens in runs)
 
 
 def main() -> None:

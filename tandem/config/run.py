@@ -100,7 +100,7 @@ class Mlflow(Section):
 class Logger(Section):
     """Where metrics go besides metrics.jsonl and timeline.json in the run directory."""
 
-    console: Literal["live", "lines", "off"] = "live"  # live falls back to lines when there is no terminal
+    console: Literal["live", "lines", "silent"] = "live"  # live falls back to lines when there is no terminal
     tensorboard: bool = True
     timeline: bool = True
     wandb: Wandb | None = None

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tandem.metrics.figures import ACCURACY, REWARD, Progress, header_of, line_of, panel_of, summary_of
 
-Mode = Literal["live", "lines", "off"]
+Mode = Literal["live", "lines", "silent"]
 
 HEADER_EVERY = 20  # lines
 REFRESH_PER_SECOND = 4
@@ -59,7 +59,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """One message between the steps."""
-        if self.mode != "off":
+        if self.mode != "silent":
             self._line(text)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Display:
     def summary(self, run_dir: Path, try_next: Sequence[str] = ()) -> None:
         """Before and after, time, where the files are, and what to try next (one line each)."""
         self.close()
-        if self.mode != "off":
+        if self.mode != "silent":
             self.console.print(summary_of(self._progress, run_dir, try_next, now=self._clock()), soft_wrap=True)
 
     def _panel(self) -> RenderableType:

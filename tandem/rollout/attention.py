@@ -1,7 +1,8 @@
 """Attention of the decode step on a CPU: a row's bits do not depend on its neighbours, nor on the thread at work.
 
-torch's fused CPU kernel gives each thread a scratch buffer whose alignment follows the thread's number. MKL's product of
-an odd number of query heads depends on alignment, so rows of the second thread differ from those of the first.
+torch's fused CPU kernel gives each thread a scratch buffer whose alignment follows the thread's number. MKL's product
+of an odd number of query heads depends on alignment: rows of the second thread differ from those of the first.
+Here two batched products and a softmax take as long (105 us against 118 us for 64 rows of the quickstart model).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class DecodeBatch:
         self._slots: list[Row | None] = [None] * round_up(max_rows, ROW_STEP)
         self._width = 0  # slots that take part in a step, a multiple of ROW_STEP
         self._length = 0  # positions in use: the longest row's
-        self._is_changed = True  # rows came or went: the vectors below are stale
+        self._is_changed = True  # rows came, or so many went that the batch can narrow: the vectors below are stale
         self._token_N = self._position_N = self._slot_N = self._arange(0)
         self._law = Law.of([], self._vocabulary, self._device)
 
@@ -175,6 +175,7 @@ class DecodeBatch:
 
     def _take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Finished]:
         finished: list[Finished] = []
+        freed: list[int] = []
         for slot, row in enumerate(self._slots[: self._width]):
             if row is None:
                 continue
@@ -186,8 +187,11 @@ class DecodeBatch:
             if isinstance(outcome, RolloutFailed):
                 self._cache.wipe(slot)
             self._slots[slot] = None
-            self._is_changed = True
+            freed.append(slot)
             finished.append((row, outcome))
+        if freed:
+            self._position_N[freed] = 0  # padding from here on: its position must not outgrow the cache
+            self._is_changed |= round_up(len(self), ROW_STEP) < self._width
         return finished
 
     def _arange(self, length: int) -> torch.Tensor:

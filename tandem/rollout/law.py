@@ -23,7 +23,7 @@ UNIFORM_BITS = 52  # so that uniform * total < total in float64: the inverse CDF
 class Law:
     """The laws of N rows as vectors [N], and which operations any row needs."""
 
-    seed: torch.Tensor
+    stream: torch.Tensor  # splitmix64 of the seed
     temperature: torch.Tensor  # 1 where greedy
     greedy: torch.Tensor
     top_k: torch.Tensor  # V where there is none
@@ -43,7 +43,7 @@ class Law:
         top_p = [1.0 if row is None else row.top_p for row in filtered]
         seed = [0 if row is None else as_signed(row.seed) for row in rows]
         return Law(
-            seed=torch.tensor(seed, dtype=torch.int64, device=device),
+            stream=splitmix64(torch.tensor(seed, dtype=torch.int64, device=device)),
             temperature=torch.tensor(temperature, dtype=torch.float32, device=device),
             greedy=torch.tensor(greedy, device=device),
             top_k=torch.tensor(top_k, dtype=torch.int64, device=device),
@@ -57,7 +57,7 @@ class Law:
 def draw(logits_NV: torch.Tensor, law: Law, position_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row and its log-prob under the sampled law (float32). NaN or +inf logits give a NaN log-prob."""
     logprobs_NV = law_logprobs(logits_NV, law)
-    token_N = inverse_cdf(logprobs_NV, uniform(law.seed, position_N))
+    token_N = inverse_cdf(logprobs_NV, uniform(law.stream, position_N))
     if law.is_any_greedy:
         token_N = torch.where(law.greedy, logits_NV.argmax(-1), token_N)
     return token_N, logprobs_NV.gather(-1, token_N[:, None]).squeeze(-1)
@@ -98,9 +98,9 @@ def inverse_cdf(logprobs_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Ten
     return token_N.clamp_(max=logprobs_NV.shape[-1] - 1)  # only rows of NaN get there; their log-prob says so
 
 
-def uniform(seed_N: torch.Tensor, position_N: torch.Tensor) -> torch.Tensor:
-    """Counter-based randomness in [0, 1), float64: a pure function of (seed, position), splitmix64 twice over."""
-    word_N = splitmix64(splitmix64(seed_N) + position_N * GAMMA)
+def uniform(stream_N: torch.Tensor, position_N: torch.Tensor) -> torch.Tensor:
+    """Counter-based randomness in [0, 1), float64: a pure function of (seed, position). A stream is a hashed seed."""
+    word_N = splitmix64(stream_N + position_N * GAMMA)
     return shift_right(word_N, 64 - UNIFORM_BITS).double() * 2.0**-UNIFORM_BITS
 
 

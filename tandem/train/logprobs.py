@@ -59,27 +59,29 @@ class _TokenLogprobs(torch.autograd.Function):
             l_CV.sub_(norm_R[part, None])
             logprobs_R[part] = l_CV.gather(1, tokens_R[part, None]).squeeze(1)
             entropy_R[part] = -l_CV.exp().mul_(l_CV).sum(-1)
+        ctx.set_materialize_grads(False)  # an entropy that is only measured costs nothing in backward
         ctx.save_for_backward(hidden_RH, weight_VH, tokens_R, norm_R, entropy_R)
         ctx.temperature, ctx.chunk_size, ctx.dtype = temperature, chunk_size, dtype
         return logprobs_R, entropy_R
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_logprobs_R, grad_entropy_R = gradients
         hidden_RH, weight_VH, tokens_R, norm_R, entropy_R = ctx.saved_tensors
         weight = weight_VH.to(ctx.dtype)
         grad_hidden_RH = torch.empty_like(hidden_RH)
         grad_weight_VH = torch.zeros_like(weight_VH)
-        with_entropy = bool(grad_entropy_R.any())
         for start in range(0, len(tokens_R), ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
             hidden = hidden_RH[part].to(ctx.dtype)
             l_CV = _logits(hidden, weight, ctx.temperature).sub_(norm_R[part, None])
             p_CV = l_CV.exp()
-            grad_CV = p_CV * -grad_logprobs_R[part, None]
-            if with_entropy:
+            grad_CV = torch.zeros_like(p_CV)
+            if grad_logprobs_R is not None:
+                grad_CV = p_CV * -grad_logprobs_R[part, None]
+                grad_CV.scatter_add_(1, tokens_R[part, None], grad_logprobs_R[part, None])
+            if grad_entropy_R is not None:
                 grad_CV -= l_CV.add_(entropy_R[part, None]).mul_(p_CV).mul_(grad_entropy_R[part, None])
-            grad_CV.scatter_add_(1, tokens_R[part, None], grad_logprobs_R[part, None])
             grad = grad_CV.mul_(1 / ctx.temperature).to(ctx.dtype)
             grad_hidden_RH[part] = (grad @ weight).to(hidden_RH.dtype)
             grad_weight_VH += grad.t() @ hidden

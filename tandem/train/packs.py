@@ -12,9 +12,10 @@ from tandem.train.backend import Pack
 from tandem.train.packing import plan_bins
 from tandem.types import Batch
 
-# Tokens of a pack are a multiple of this. Measured: float32 products of MKL give a row the same bits at every row count
-# that is a multiple of 16, with one thread and with two; at other counts they differ. So log-probs do not depend on
-# what a sample is packed with.
+# Tokens of a pack are a multiple of this. Measured (AMD EPYC, Intel Xeon): float32 products of MKL give a row the same
+# bits at every row count that is a multiple of 16, with any number of threads; at other counts they differ. So
+# log-probs do not depend on what a sample is packed with. Gradients of weights sum over tokens: on Intel they are free
+# of threads only with MKL_CBWR=AUTO,STRICT in the environment before the first product (which costs no time).
 ALIGNMENT = 16
 
 

@@ -85,8 +85,9 @@ def test_gdpo_normalises_every_component_before_it_weighs_them() -> None:
     total = 2 * grpo_advantages(reward, group) - 0.5 * grpo_advantages(other, group)
     got = gdpo_advantages({"x": reward, "a": other}, group, weights={"a": -0.5, "x": 2.0})
     torch.testing.assert_close(got, (total - total.mean()) / total.std())
-    torch.testing.assert_close(gdpo_advantages({"x": reward, "a": other / 100}, group, weights={"a": -0.5, "x": 2}), got,
-                               rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        gdpo_advantages({"x": reward, "a": other / 100}, group, weights={"a": -0.5, "x": 2}), got, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_gdpo_refuses_weights_for_other_components() -> None:

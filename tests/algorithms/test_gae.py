@@ -157,9 +157,7 @@ def test_rows_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_a_critic_and_without_decay_it_is_reinforce() -> None:
     reward, (_, values, mask) = torch.tensor([1.0, -1.0, 0.5, 2.0]), batch(4, 30, seed=8, dtype=torch.float32)
-    got = gae(
-        place_last(reward, mask), torch.zeros_like(values), mask, gamma=1.0, lambda_value=1.0, lambda_policy=1.0
-    )
+    got = gae(place_last(reward, mask), torch.zeros_like(values), mask, gamma=1.0, lambda_value=1.0, lambda_policy=1.0)
     reinforce = torch.where(mask, reward[:, None], 0.0)
     assert_bit_equal(got, (reinforce, reinforce))
 

@@ -37,7 +37,7 @@ def _rule(name: str, bound: str) -> Rejection:
     """ "seq_mean_k1", "0.9_1.1" -> k1 of the sample's mean log-ratio within [log 0.9, log 1.1]."""
     *_, level, statistic = name.split("_")
     low, _, high = bound.rpartition("_")
-    return Rejection(statistic, level, float(high), float(low) if low else None)  # pyrefly: ignore
+    return Rejection(statistic, level, float(high), float(low) if low else None)
 
 
 def run_seq_logprob_mask(config: Case, inputs: Case) -> Outputs:

@@ -27,7 +27,7 @@ def verl_kl(kind: str) -> KlOptions:
     kind = kind.removesuffix("+")
     kind = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}.get(kind, kind)
     kind += "" if kind == "k2" else straight_through
-    return KlOptions(kind, 20.0, 10.0) if kind == "k3" else KlOptions(kind, None, None)  # pyrefly: ignore
+    return KlOptions(kind, 20.0, 10.0) if kind == "k3" else KlOptions(kind, None, None)
 
 
 def flat_layout(mask_NT: Tensor) -> Layout:

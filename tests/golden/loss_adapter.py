@@ -100,8 +100,8 @@ def _nemo_metrics(
     # The reference reports the weights whether or not the loss uses them.
     correction = importance_weights(old, generation, layout, _nemo_correction(config))
     if config["sequence_level_importance_ratios"]:
-        outputs["metric/sampling_importance_ratio"] = (
-            layout.mean(correction.weights_P).sum() / (inputs["global_valid_seqs"] or 1)
+        outputs["metric/sampling_importance_ratio"] = layout.mean(correction.weights_P).sum() / (
+            inputs["global_valid_seqs"] or 1
         )
     else:
         outputs["metric/sampling_importance_ratio"] = layout.keep(correction.weights_P).sum() / tokens
@@ -155,7 +155,7 @@ def _verl_options(config: Case) -> PolicyLossOptions:
     mode = config["loss_mode"]
     objective = {"vanilla": "clipped", "gspo": "clipped", "gpg": "reinforce"}.get(mode, mode)
     return PolicyLossOptions(
-        objective=objective,  # pyrefly: ignore
+        objective=objective,
         ratio="sequence_token" if mode == "gspo" else "token",
         clip_low=config["clip_ratio_low"],
         clip_high=config["clip_ratio_high"],
@@ -176,7 +176,7 @@ def _verl_average(config: Case, layout: Layout, length: int) -> tuple[Average, f
         "seq-mean-token-sum-norm": "fixed_length",
     }[config["loss_agg_mode"]]
     length = config.get("loss_scale_factor") or length
-    average = averaging_weights(layout, kind, fixed_length=length, dtype=torch.float64)  # pyrefly: ignore
+    average = averaging_weights(layout, kind, fixed_length=length, dtype=torch.float64)
     own, factor = float(average.shares_N.sum()), float(info.get("dp_size", 1))
     if kind == "fixed_length":
         return average, factor * own / length

@@ -81,7 +81,7 @@ def test_what_is_not_known_yet_is_a_dash():
 
 
 def test_off_says_nothing():
-    shown = Shown("off", terminal=True)
+    shown = Shown("silent", terminal=True)
     shown.display.start(40, "a run")
     shown.train(3)
     shown.display.note("a note")

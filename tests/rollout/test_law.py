@@ -121,9 +121,9 @@ def test_splitmix64_gives_the_published_words():
 
 
 def test_uniforms_are_uniform_and_a_function_of_seed_and_position():
-    seeds = torch.arange(400).repeat_interleave(100)
+    streams = splitmix64(torch.arange(400)).repeat_interleave(100)
     positions = torch.arange(100).repeat(400)
-    numbers = uniform(seeds, positions)
+    numbers = uniform(streams, positions)
     assert numbers.dtype == torch.float64
     assert ((numbers >= 0) & (numbers < 1)).all()
     assert numbers.unique().numel() == numbers.numel()
@@ -132,4 +132,4 @@ def test_uniforms_are_uniform_and_a_function_of_seed_and_position():
     grid = numbers.view(400, 100) - 0.5
     assert (grid[1:] * grid[:-1]).mean().abs() < 0.002  # neighbours in seed
     assert (grid[:, 1:] * grid[:, :-1]).mean().abs() < 0.002  # neighbours in position
-    assert torch.equal(numbers[1234:1235], uniform(seeds[1234:1235], positions[1234:1235]))
+    assert torch.equal(numbers[1234:1235], uniform(streams[1234:1235], positions[1234:1235]))

@@ -260,6 +260,5 @@ def test_the_kernel_follows_device_and_precision():
 def test_a_layout_covers_every_token_once():
     pack = packs_of()[0]
     layout = lay_out(pack, CPU, "sdpa")
-    assert sorted(layout.slot_P.tolist()) == layout.real.nonzero().squeeze(1).tolist()
     source = torch.cat([bucket.source for bucket in layout.buckets])
     assert torch.equal(source[layout.slot_P], torch.arange(len(pack.tokens_P)))

@@ -46,7 +46,6 @@ class Layout:
     max_length: int
     buckets: tuple[Bucket, ...]  # for sdpa
     slot_P: Tensor  # the slot of each packed token in the concatenated buckets
-    real: Tensor  # bool: which slots are no padding
     kernel: Kernel
 
 
@@ -70,20 +69,18 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel) -> Layout:
         for sequence, length in enumerate(lengths):
             groups.setdefault(-(-length // LENGTH_STEP) * LENGTH_STEP, []).append(sequence)
     starts, ends = torch.tensor(borders[:-1]), torch.tensor(borders[1:])
-    buckets, slots, real, offset = [], torch.empty(borders[-1], dtype=torch.int64), [], 0
+    buckets, slots, offset = [], torch.zeros(borders[-1], dtype=torch.int64), 0
     for length, members in groups.items():
         source = starts[members, None] + torch.arange(length)
         inside = source < ends[members, None]
         slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
         buckets.append(Bucket(len(members), length, source.minimum(ends[members, None] - 1).flatten().to(device)))
-        real.append(inside.flatten())
         offset += inside.numel()
     return Layout(
         cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
         max_length=max(lengths),
         buckets=tuple(buckets),
         slot_P=slots.to(device),
-        real=(torch.cat(real) if real else torch.empty(0, dtype=torch.bool)).to(device),
         kernel=kernel,
     )
 

@@ -1,0 +1,61 @@
+"""The implementations of the Engine role that the contract runs on, and the stage they play on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel
+
+from tandem.roles import Engine
+from tandem.rollout.transformers import TransformersEngine
+from tandem.types import Generation, Sampling
+from tests.rollout.tiny_models import tiny_model
+
+MAX_LENGTH = 160
+PROMPTS = [[5, 17, 3], [9], [100, 101, 102, 103, 104, 105, 106], list(range(1, 17)), list(range(50, 83)), [5, 17, 3]]
+GREEDY = Sampling(max_new_tokens=12, temperature=0.0, seed=0, stop_token_ids=())
+SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An implementation: how to start one from a model, and how near its float32 log-probs are to the definition."""
+
+    name: str
+    start: Callable[[PreTrainedModel, int], Engine]
+    tolerance: float
+
+
+def start_transformers(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
+    return TransformersEngine(
+        model, max_concurrent_samples=max_concurrent_samples, max_total_sequence_length=MAX_LENGTH, pad_token_id=0
+    )
+
+
+KINDS = [Kind("transformers", start_transformers, tolerance=1e-5)]
+
+
+def play(
+    kind: Kind,
+    scene: Callable[[Engine], Coroutine[None, None, None]],
+    model: PreTrainedModel | None = None,
+    slots: int = 8,
+) -> None:
+    """Run a scene with an engine that is closed afterwards."""
+
+    async def body() -> None:
+        engine = kind.start(model or tiny_model(), slots)
+        try:
+            await asyncio.wait_for(scene(engine), timeout=60)
+        finally:
+            await engine.close()
+
+    asyncio.run(body())
+
+
+async def write_all(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generation]:
+    """One sample of each prompt, all at once; the seed counts up."""
+    requests = [engine.generate(prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)]
+    return await asyncio.gather(*requests)
