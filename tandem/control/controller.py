@@ -42,6 +42,7 @@ class Plan:
     policy_training_start_step: int
     sampler: InOrder
     max_rollout_failures: int
+    dynamic_sampling_max_gen_batches: int
     val_period: int
     val_at_start: bool
     val_at_end: bool
@@ -106,6 +107,7 @@ class Controller:
         self._save = save
         self._clock = clock
         self._sinks = sinks
+        self._without_signal = 0  # groups with equal rewards since the last step was taken
         self._again: list[Entry] = []  # prompts of a checkpoint that were in flight: they hold their tickets
 
     async def run(self) -> None:
@@ -144,7 +146,21 @@ class Controller:
                     f"{self.failures} rollouts failed, env.max_rollout_failures={self.plan.max_rollout_failures} "
                     f"are allowed; the last: {failure}. Mend the cause, or allow more"
                 ) from failure
+        else:
+            if group is None:
+                self._count_without_signal()
         await self.buffer.finish(index, group)
+
+    def _count_without_signal(self) -> None:
+        """Give up once even the best luck could not fill a step within the generation batches that are allowed."""
+        self._without_signal += 1
+        batches = self.plan.dynamic_sampling_max_gen_batches
+        if self._without_signal > (batches - 1) * self.plan.groups_per_step:
+            raise ValueError(
+                f"step {self.step}: {self._without_signal} groups had equal rewards, so {batches} batches of "
+                f"{self.plan.groups_per_step} prompts (dynamic_sampling_max_gen_batches={batches}) cannot fill a step; "
+                "are all rewards 0, or all 1? Change the data or the reward, raise it, or set use_dynamic_sampling=false"
+            )
 
     async def _train(self) -> None:
         while self.step < self.plan.max_num_steps:
@@ -152,6 +168,7 @@ class Controller:
             await self.buffer.open(self.plan.tickets(self.step))
             with self._clock.span("control/wait_for_groups"):
                 choice = await self.buffer.take(self.version)
+            self._without_signal = 0
             if not choice.take:
                 log.info("the data has ended after %d of %d steps", self.step, self.plan.max_num_steps)
                 break

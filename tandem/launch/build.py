@@ -35,6 +35,7 @@ from tandem.train.worker import Worker
 from tandem.types import Sample, Sampling
 from tandem.weights.memory import MemorySync
 
+PLANES = {"memory": MemoryPlane}
 VALIDATION_SEED_SHIFT = 1  # validation prompts are drawn and sampled under another seed than training's
 
 
@@ -88,7 +89,7 @@ def build_house(config: Config) -> House:
         pad_token_id=chat.pad_token_id,
     )
     env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
-    return House(chat, train_set, validation_set, engine, env, MemoryPlane())
+    return House(chat, train_set, validation_set, engine, env, PLANES[config.data_plane.name]())
 
 
 def check_length(config: Config, positions: int) -> None:
@@ -124,7 +125,8 @@ def sampling_of(config: Config, chat: Chat, *, validation: bool) -> Sampling:
     return Sampling(
         max_new_tokens=generation.max_new_tokens,
         temperature=generation.val_temperature if validation else generation.temperature,
-        seed=config.seed + VALIDATION_SEED_SHIFT * validation,
+        seed=config.seed + PLANES = {"memory": MemoryPlane}
+VALIDATION_SEED_SHIFT * validation,
         stop_token_ids=(chat.eos_token_id, *generation.stop_token_ids),
         top_k=None if validation else generation.top_k,
         top_p=1.0 if validation else generation.top_p,
@@ -263,6 +265,7 @@ def plan_of(config: Config, prompts_per_epoch: int) -> Plan:
         policy_training_start_step=config.policy_training_start_step,
         sampler=config.async_rl.sampler,
         max_rollout_failures=config.env.max_rollout_failures,
+        dynamic_sampling_max_gen_batches=algorithm.dynamic_sampling_max_gen_batches,
         val_period=algorithm.val_period,
         val_at_start=algorithm.val_at_start,
         val_at_end=algorithm.val_at_end,

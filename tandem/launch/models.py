@@ -26,9 +26,7 @@ def location(name: str) -> str:
         return name
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise ValueError(
-            f"model {name!r}: no such directory; give one with a config.json, or a hub name"
-        )
+        raise ValueError(f"model {name!r}: no such directory; give one with a config.json, or a hub name")
     if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
         raise ValueError(f"model {name!r}: the directory has no config.json; was it exported with `save_pretrained`?")
     return str(path)

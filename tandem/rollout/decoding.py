@@ -152,7 +152,7 @@ class DecodeBatch:
 
     def _arrange(self) -> None:
         """Narrow the batch if rows went, and lay the running rows out as vectors."""
-        self._length = max(row.position() for row in self) + 1
+        self._length = self._longest()
         self._compact()
         rows = self._slots[: self._width]
         tokens = [self._pad if row is None else row.next_input() for row in rows]
@@ -190,9 +190,15 @@ class DecodeBatch:
             freed.append(slot)
             finished.append((row, outcome))
         if freed:
-            self._position_N[freed] = 0  # padding from here on: its position must not outgrow the cache
+            self._position_N[freed] = (
+                0  # padding from here on: neither its position nor its length may outgrow the cache
+            )
+            self._length = self._longest()
             self._is_changed |= round_up(len(self), ROW_STEP) < self._width
         return finished
+
+    def _longest(self) -> int:
+        return max((row.position() + 1 for row in self), default=0)
 
     def _arange(self, length: int) -> torch.Tensor:
         return torch.arange(length, device=self._device)

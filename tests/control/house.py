@@ -26,6 +26,7 @@ def plan(**changes: object) -> Plan:
         "policy_training_start_step": 0,
         "sampler": InOrder(max_lookahead_versions=lead, warmup_lookahead_versions=warmup),
         "max_rollout_failures": 0,
+        "dynamic_sampling_max_gen_batches": 10,
         "val_period": 0,
         "val_at_start": False,
         "val_at_end": False,

@@ -58,6 +58,17 @@ def test_a_group_without_signal_returns_its_ticket():
     assert house.trained() == [(0, 2), (4, 6), (8, 10)]
 
 
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_groups_without_signal_are_bounded_exactly(batches: int):
+    enough = House(behave=lambda index: index >= 2 * (batches - 1))
+    run(enough.controller(plan(max_num_steps=1, dynamic_sampling_max_gen_batches=batches)))
+    assert len(enough.trained()) == 1
+    too_many = House(behave=lambda index: index > 2 * (batches - 1))
+    with pytest.raises(ExceptionGroup) as caught:
+        run(too_many.controller(plan(max_num_steps=1, dynamic_sampling_max_gen_batches=batches)))
+    assert caught.group_contains(ValueError, match=f"dynamic_sampling_max_gen_batches={batches}")
+
+
 def test_past_the_budget_the_run_ends_with_the_cause():
     house = House(behave=failing(*range(100)))
     with pytest.raises(ExceptionGroup) as caught:

@@ -229,3 +229,13 @@ def test_the_cache_grows_and_keeps_what_runs():
     while len(alone):
         alone.step()
     assert (row.tokens, row.logprobs) == (first.tokens, first.logprobs)
+
+
+def test_short_rows_outlive_one_that_filled_the_cache():
+    batch = DecodeBatch(tiny_model(), max_rows=4, max_length=64, pad_token_id=0)
+    full = Row(tuple(range(60)), replace(SAMPLED, max_new_tokens=4))
+    others = [Row((i,), replace(SAMPLED, max_new_tokens=50)) for i in range(3)]
+    batch.admit([full, *others])
+    while len(batch):
+        batch.step()
+    assert [len(row.tokens) for row in (full, *others)] == [4, 50, 50, 50]
