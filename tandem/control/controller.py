@@ -10,11 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandem.config.algorithm import InOrder
 from tandem.control.buffer import Buffer
+from tandem.control.plan import Plan
 from tandem.control.samplers import Choice, Entry
 from tandem.control.steps import rollout_metrics, staleness_metrics
 from tandem.metrics.reduce import flatten
@@ -30,46 +29,6 @@ class Clock(Protocol):
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
     def drain(self) -> Metrics: ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The sizes of a run, derived from the config."""
-
-    groups_per_step: int
-    max_num_steps: int
-    max_num_prompts: int
-    policy_training_start_step: int
-    sampler: InOrder
-    max_rollout_failures: int
-    dynamic_sampling_max_gen_batches: int
-    val_period: int
-    val_at_start: bool
-    val_at_end: bool
-    save_period: int
-    save_at_end: bool
-
-    def trains_policy(self, step: int) -> bool:
-        return step >= self.policy_training_start_step
-
-    def lead(self, step: int) -> int:
-        """How many steps generation may run ahead of this one.
-
-        In warm-up the version stands still, so batches may be banked; the bound shrinks towards the first policy
-        step such that from there on no sample is older than the normal lead.
-        """
-        lead, start, warmup = (
-            self.sampler.max_lookahead_versions,
-            self.policy_training_start_step,
-            self.sampler.warmup_lookahead_versions,
-        )
-        if step >= start or warmup is None:
-            return lead
-        return min(warmup, start - step + lead)
-
-    def tickets(self, step: int) -> int:
-        """Prompts that may be in the house at this step; never more than the steps that are left can use."""
-        return min(self.lead(step) + 1, self.max_num_steps - step) * self.groups_per_step
 
 
 class Controller:
@@ -159,7 +118,7 @@ class Controller:
             raise ValueError(
                 f"step {self.step}: {self._without_signal} groups had equal rewards, so {batches} batches of "
                 f"{self.plan.groups_per_step} prompts (dynamic_sampling_max_gen_batches={batches}) cannot fill a step; "
-                "are all rewards 0, or all 1? Change the data or the reward, raise it, or set use_dynamic_sampling=false"
+                "are all rewards equal? Change the data or the reward, raise it, or set use_dynamic_sampling=false"
             )
 
     async def _train(self) -> None:

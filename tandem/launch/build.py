@@ -14,8 +14,9 @@ from tandem.config.algorithm import HlGaussValueLoss, ValueLoss
 from tandem.config.models import TrainedModel
 from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints
-from tandem.control.controller import Controller, Plan
+from tandem.control.controller import Controller
 from tandem.control.evaluate import Evaluator
+from tandem.control.plan import Plan
 from tandem.control.samplers import in_order
 from tandem.data.chat import Chat
 from tandem.data.prompts import Prompts, rows_of
@@ -125,8 +126,7 @@ def sampling_of(config: Config, chat: Chat, *, validation: bool) -> Sampling:
     return Sampling(
         max_new_tokens=generation.max_new_tokens,
         temperature=generation.val_temperature if validation else generation.temperature,
-        seed=config.seed + PLANES = {"memory": MemoryPlane}
-VALIDATION_SEED_SHIFT * validation,
+        seed=config.seed + VALIDATION_SEED_SHIFT * validation,
         stop_token_ids=(chat.eos_token_id, *generation.stop_token_ids),
         top_k=None if validation else generation.top_k,
         top_p=1.0 if validation else generation.top_p,

@@ -14,7 +14,7 @@ from tandem.train.packs import ALIGNMENT
 class TokenLogprobs(nn.Module):
     """The law that tokens are sampled from: log-probs and entropy at `temperature`, for the tokens the policy wrote."""
 
-    def __init__(self, lm_head: nn.Module, *, temperature: float, chunk_size: int) -> None:
+    def __init__(self, lm_head: nn.Module | None, *, temperature: float, chunk_size: int) -> None:
         """`lm_head` is the model's own output layer (`model.get_output_embeddings()`), a linear map without bias."""
         super().__init__()
         if not isinstance(lm_head, nn.Linear) or lm_head.bias is not None:

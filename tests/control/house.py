@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from tandem.config.algorithm import InOrder
 from tandem.control.buffer import Buffer
-from tandem.control.controller import Controller, Plan
+from tandem.control.controller import Controller
+from tandem.control.plan import Plan
 from tandem.control.samplers import in_order
 from tandem.plane.memory import MemoryPlane
 from tandem.types import Batch, Group, Mean, Metrics, Prompt, RolloutFailed
