@@ -5,6 +5,7 @@ uv run python benchmarks/seeds.py --seeds 5 --recipe quickstart critic= \
     'none=ppo.adv_estimator={name: raw_reward, normalize_advantages: true};value=null;value_loss_fn=null'
 
 A variant is NAME=override;override;... Each run is a process of its own, one after the other.
+`--out curves.json` keeps every run's curves for benchmarks/plot_curves.py.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: reward a step, validation accuracy first and last, explained variance, and what it cost."""
+    """One run: reward and explained variance a step, validation accuracy first and last, and what it cost.
+
+    `explained` is None at a step without a critic, or whose returns do not vary.
+    """
 
     rewards: list[float]
-    explained: list[float]
+    explained: list[float | None]
     before: float
     after: float
     wall_s: float
@@ -67,7 +71,7 @@ def run(recipe: str, seed: int, overrides: list[str]) -> Curve:
     accuracies = [record["val/accuracy"] for record in records if "val/accuracy" in record]
     return Curve(
         rewards=[record["rollout/reward"] for record in steps],
-        explained=[value for record in steps if (value := record.get("critic/explained_variance")) is not None],
+        explained=[record.get("critic/explained_variance") for record in steps],
         before=accuracies[0],
         after=accuracies[-1],
         wall_s=wall_s,
@@ -83,7 +87,7 @@ def row(curve: Curve, marks: list[int], level: float) -> list[str]:
         f"{curve.before:.3f}",
         f"{curve.after:.3f}",
         "-" if reached is None else str(reached),
-        f"{statistics.fmean(curve.explained):.2f}" if curve.explained else "-",
+        f"{statistics.fmean(known):.2f}" if (known := [x for x in curve.explained if x is not None]) else "-",
         f"{curve.step_s:.2f}",
         f"{curve.wall_s:.0f}",
         f"{curve.cpu_s:.0f}",
@@ -96,6 +100,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--level", type=float, default=0.8, help="reward to reach")
     parser.add_argument("--marks", default="1,5,10,20,40", help="steps at which the reward is shown")
+    parser.add_argument("--out", type=Path, help="a JSON file that receives the curves")
     parser.add_argument("variants", nargs="+", help="NAME=override;override")
     arguments = parser.parse_args()
     marks = [int(mark) for mark in arguments.marks.split(",")]
@@ -118,6 +123,9 @@ def main() -> None:
             curve = run(arguments.recipe, seed, [change for change in overrides.split(";") if change])
             curves.setdefault(name, []).append(curve)
             print(f"| {name} | {seed} | " + " | ".join(row(curve, marks, arguments.level)) + " |", flush=True)
+    if arguments.out:
+        kept_curves = {name: [asdict(curve) for curve in of_name] for name, of_name in curves.items()}
+        arguments.out.write_text(json.dumps(kept_curves))
     for name, of_name in curves.items():
         columns = zip(*(row(curve, marks, arguments.level) for curve in of_name), strict=True)
         medians = [

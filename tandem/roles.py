@@ -5,7 +5,7 @@ Everything that may wait is async. Tensors move through the DataPlane or the Wei
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -48,18 +48,30 @@ class Environment(Protocol):
 
 
 class Engine(Protocol):
-    """Writes tokens. One call is one sequence; batching is the engine's business. Results do not depend on it."""
+    """Writes tokens. One call is one sequence; batching is the engine's business. Results do not depend on it.
+
+    A token carries the version that drew it. What was cached under older weights never serves a new request.
+    """
 
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation: ...
 
-    async def pause(self) -> None:
-        """Returns when no request is being written; new ones wait until resume()."""
+    async def pause(self, *, drain: bool = True) -> None:
+        """New requests wait until resume(). Returns when none is being written.
+
+        Without `drain`: when writing stands still between two tokens. The requests begun keep their places and caches.
+        """
         ...
 
-    async def resume(self) -> None: ...
+    async def resume(self, *, recompute_kv: bool = False) -> None:
+        """Write on. `recompute_kv`: first cache the text of the requests begun anew, under the present weights.
+
+        From then on they write what an engine would that holds these weights only and is given their text as prompt.
+        Without it they write on with the keys and values of the weights that read each token.
+        """
+        ...
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
-        """Take these weights as `version`. Only while paused."""
+        """Take these weights as `version`. Only while paused, in either way."""
         ...
 
     async def fingerprint(self) -> Fingerprint:
@@ -122,8 +134,8 @@ class WeightSync(Protocol):
 class Algorithm(Protocol):
     """Learns from one batch."""
 
-    async def step(self, batch: Batch, *, step: int, train_policy: bool) -> Metrics:
-        """`train_policy` is False in critic warm-up: then only the critic learns."""
+    async def step(self, chunks: AsyncIterator[Batch], *, step: int, train_policy: bool) -> Metrics:
+        """The step's samples arrive in chunks. `train_policy` is False in critic warm-up: only the critic learns."""
         ...
 
     def state(self) -> dict[str, float]:

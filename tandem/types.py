@@ -16,8 +16,19 @@ from typing import Literal
 FinishReason = Literal["stop", "length"]
 
 
+FailureKind = Literal["data", "infrastructure"]
+
+
 class RolloutFailed(Exception):
-    """The one survivable error: this rollout gives no samples. Counted, budgeted, logged; its ticket returns."""
+    """The one survivable error: this rollout gives no samples. Counted, budgeted, logged; its ticket returns.
+
+    `data`: the prompt, its answer or its score is at fault, the same again would fail again. `infrastructure`: the
+    machinery is, a timeout or a dead engine; the same request may succeed elsewhere or later.
+    """
+
+    def __init__(self, message: str, kind: FailureKind = "data") -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ class Sample:
     score: Score
     truncated: bool
     text: str
+    trained: bool = True  # False: an environment takes this sample out of every loss, baseline and statistic
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.mask), len(self.logprobs), len(self.versions)}
@@ -116,6 +128,16 @@ class Batch:
             tuple(length for _, length, _ in rows),
             tuple(label for _, _, label in rows),
             tuple(groups[0].components),
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Batch]) -> Batch:
+        """One batch of several, in their order."""
+        return Batch(
+            tuple(key for part in parts for key in part.keys),
+            tuple(length for part in parts for length in part.lengths),
+            tuple(label for part in parts for label in part.groups),
+            parts[0].components,
         )
 
     def pick(self, positions: Iterable[int]) -> Batch:

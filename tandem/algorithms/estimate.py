@@ -55,6 +55,7 @@ class Columns:
     reward_N: Tensor
     components: Mapping[str, Tensor]
     truncated_N: Tensor
+    trained_N: Tensor
     group_N: Tensor
     mask_NT: Tensor
     gen_logprobs_NT: Tensor
@@ -197,7 +198,7 @@ def gae_of(columns: Columns, rewards_NT: Tensor, estimator: Gae) -> tuple[Tensor
 
 def trained_tokens(columns: Columns, algorithm: Ppo | Grpo) -> tuple[Tensor, Metrics]:
     """The policy's tokens less the samples that the recipe leaves out of every loss, and how many those are."""
-    trained_NT = columns.mask_NT
+    trained_NT = columns.mask_NT & columns.trained_N[:, None]
     metrics: Metrics = {}
     if algorithm.overlong_filtering:
         trained_NT = drop_truncated(trained_NT, columns.truncated_N)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -56,6 +56,7 @@ class PPO:
         critic: Trainer | None,
         reference: Trainer | None,
         span: Span,
+        streaming: bool,
     ) -> None:
         """`mini_batch` is in samples. `max_new_tokens` is the fixed length of `seq-mean-token-sum-norm`."""
         self._algorithm = algorithm
@@ -68,24 +69,48 @@ class PPO:
         self._critic = critic
         self._reference = reference
         self._span = span
+        self._streaming = streaming
         self._kl_coefficient = loss_fn.reference_policy_kl_penalty
 
-    async def step(self, batch: Batch, *, step: int, train_policy: bool) -> Metrics:
-        """Train on a batch. In critic warm-up (`train_policy` False) the actor only infers."""
-        first_epoch = self._minibatches(batch, step, epoch=0)
-        metrics = await self._infer(first_epoch)
+    async def step(self, chunks: AsyncIterator[Batch], *, step: int, train_policy: bool) -> Metrics:
+        """Train on the step's chunks. In critic warm-up (`train_policy` False) the actor only infers.
+
+        A chunk goes through inference as it arrives. The rest waits for the whole step, but for the critic's gradient
+        where the step is one update: returns need no batch statistic, so it is added up chunk by chunk.
+        """
+        parts, metrics = [], {}
+        async for chunk in chunks:
+            metrics = merge(metrics, await self._infer(self._minibatches(chunk, step, epoch=0)))
+            if self._critic_streams:
+                metrics = merge(metrics, await self._add_critic_gradient(chunk))
+            parts.append(chunk)
+        batch = Batch.join(parts)
         with self._span("advantages/estimate"):
             shares, estimated = await self._estimate_advantages(batch)
-        metrics = merge(metrics, estimated)
+        self._adapt_kl(estimated, len(batch))
+        metrics = merge(metrics, estimated.metrics)
         for epoch in range(self._algorithm.ppo_epochs):
-            minibatches = first_epoch if epoch == 0 else self._minibatches(batch, step, epoch)
-            for minibatch in minibatches:
+            for minibatch in self._minibatches(batch, step, epoch):
                 share = sum((shares[key] for key in minibatch.keys), Share(0.0, 0.0, 0.0))
                 learned = await self._learn(minibatch, share, train_policy)
                 metrics = merge(metrics, learned)
                 if train_policy and self._moved_too_far(learned):
                     return merge(metrics, {"actor/stopped_by_target_kl": Sum(1)})
         return metrics
+
+    @property
+    def _critic_streams(self) -> bool:
+        one_update = self._algorithm.ppo_epochs == 1 and self._mini_batch >= self._algorithm.samples_per_step
+        return self._streaming and self._critic is not None and one_update
+
+    async def _add_critic_gradient(self, chunk: Batch) -> Metrics:
+        """Write the chunk's returns and add the critic's gradient; the whole step's divisor follows."""
+        assert self._critic is not None, "asked only with a critic"
+        shares, _ = await self._estimate_advantages(chunk)
+        if not any(share.value for share in shares.values()):
+            return {}
+        with self._span("critic/forward_backward"):
+            return await self._critic.forward_backward(chunk, {})
 
     def _minibatches(self, batch: Batch, step: int, epoch: int) -> list[Batch]:
         """The batch in an order of its own for this step and epoch, cut into mini-batches; the last may be smaller."""
@@ -108,7 +133,7 @@ class PPO:
                     metrics = merge(metrics, await model.infer(minibatch, out))
         return {f"{name}_inferred" if name.endswith("/tokens") else name: m for name, m in metrics.items()}
 
-    async def _estimate_advantages(self, batch: Batch) -> tuple[dict[int, Share], Metrics]:
+    async def _estimate_advantages(self, batch: Batch) -> tuple[dict[int, Share], Estimate]:
         """Write advantages, returns and weights; give each sample's share of the divisors."""
         columns = await self._columns(batch)
         estimated = estimate(columns, self._algorithm, self._loss_fn, self._kl_coefficient)
@@ -126,13 +151,12 @@ class PPO:
             out |= {"returns": estimated.returns_NT, "value_weights": value.weights_P.view(shape)}
         rows = {name: [row[:n] for row, n in zip(x_NT, batch.lengths, strict=True)] for name, x_NT in out.items()}
         await self._plane.put(batch.keys, rows)
-        self._adapt_kl(estimated, len(batch))
         parts = zip(policy.shares_N.tolist(), value.shares_N.tolist(), correct_NT.sum(1).tolist(), strict=True)
-        return dict(zip(batch.keys, (Share(*part) for part in parts), strict=True)), estimated.metrics
+        return dict(zip(batch.keys, (Share(*part) for part in parts), strict=True)), estimated
 
     async def _columns(self, batch: Batch) -> Columns:
         parts = [f"reward/{name}" for name in batch.components]
-        names = ["mask", "reward", "truncated", "gen_logprobs", "old_logprobs", *parts]
+        names = ["mask", "reward", "truncated", "trained", "gen_logprobs", "old_logprobs", *parts]
         names += ["ref_logprobs"] * (self._reference is not None) + ["values"] * (self._critic is not None)
         names += [VALUE_AFTER] * self._bootstraps
         rows = await self._plane.get(batch.keys, names)
@@ -143,6 +167,7 @@ class PPO:
             reward_N=scalar["reward"],
             components={name: scalar[f"reward/{name}"] for name in batch.components},
             truncated_N=truncated_N,
+            trained_N=scalar["trained"],
             group_N=torch.tensor(batch.groups),
             mask_NT=padded["mask"],
             gen_logprobs_NT=padded["gen_logprobs"],
@@ -161,9 +186,12 @@ class PPO:
         """One optimizer step of each model, critic first. A mini-batch without a token to learn from is passed over."""
         metrics: Metrics = {}
         if self._critic is not None and share.value > 0:
-            metrics |= await self._update("critic", self._critic, minibatch, share.value, {})
+            if not self._critic_streams:
+                metrics |= await self._gradient("critic", self._critic, minibatch, {})
+            metrics |= await self._optim_step("critic", self._critic, share.value)
         if train_policy and share.policy > 0:
-            metrics |= await self._update("actor", self._actor, minibatch, share.policy, self._scale(share))
+            metrics |= await self._gradient("actor", self._actor, minibatch, self._scale(share))
+            metrics |= await self._optim_step("actor", self._actor, share.policy)
         if share.policy == 0:
             metrics["advantages/empty_minibatches"] = Sum(1)
         return metrics
@@ -176,13 +204,13 @@ class PPO:
             "kl": self._kl_coefficient / base if base else 0.0,
         }
 
-    async def _update(
-        self, name: str, model: Trainer, minibatch: Batch, divisor: float, scale: Mapping[str, float]
-    ) -> Metrics:
+    async def _gradient(self, name: str, model: Trainer, minibatch: Batch, scale: Mapping[str, float]) -> Metrics:
         with self._span(f"{name}/forward_backward"):
-            metrics = await model.forward_backward(minibatch, scale)
+            return await model.forward_backward(minibatch, scale)
+
+    async def _optim_step(self, name: str, model: Trainer, divisor: float) -> Metrics:
         with self._span(f"{name}/optim_step"):
-            return metrics | await model.optim_step(divisor)
+            return await model.optim_step(divisor)
 
     def _moved_too_far(self, learned: Metrics) -> bool:
         moved = learned.get("actor/approx_kl")

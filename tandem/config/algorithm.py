@@ -217,17 +217,3 @@ class HlGaussValueLoss(Section):
 
 
 ValueLoss = Annotated[MseValueLoss | HuberValueLoss | HlGaussValueLoss, Field(discriminator="name")]
-
-
-class InOrder(Section):
-    """Batches train in the order of their prompts; generation may run this many versions ahead (0: synchronous)."""
-
-    name: Literal["in_order"] = "in_order"
-    max_lookahead_versions: Annotated[int, Field(ge=0)] = 0
-    warmup_lookahead_versions: Annotated[int, Field(ge=0)] | None = None  # None: max_lookahead_versions
-
-
-class AsyncRl(Section):
-    """How generation and training overlap."""
-
-    sampler: InOrder = InOrder()

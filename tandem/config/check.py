@@ -64,19 +64,19 @@ def derived(config: Config) -> Iterator[tuple[str, str]]:
     if isinstance(algorithm.adv_estimator, Gae):
         yield "lambda of policy, value", _lambdas(algorithm.adv_estimator)
     if frozen:
-        warmup = sampler.warmup_lookahead_versions
-        first = (
-            sampler.max_lookahead_versions if warmup is None else min(warmup, frozen + sampler.max_lookahead_versions)
-        )
-        yield "critic warm-up", f"steps 0 to {frozen - 1}, lead {first}, {(first + 1) * groups} tickets at first"
-    lead = sampler.max_lookahead_versions
-    yield "lead", f"{lead} versions" if lead else "0 versions: synchronous"
-    yield "tickets", f"{(lead + 1) * groups} prompts in flight or waiting at most"
+        yield "critic warm-up", f"steps 0 to {frozen - 1}, {sampler.tickets(groups, frozen)} tickets at first"
+    tickets = sampler.tickets(groups, 0)
+    yield "lead", f"{tickets // groups - 1} versions" if tickets > groups else "0 versions: synchronous"
+    yield "tickets", f"{tickets} prompts in flight or waiting at most"
     yield (
         "prompt tokens at most",
         str(config.policy.max_total_sequence_length - config.policy.generation.max_new_tokens),
     )
-    yield "timeouts", f"scoring one response {config.env.score_timeout_s:g} s"
+    yield (
+        "deadlines",
+        f"writing one response {config.policy.generation.timeout_s:g} s, scoring it {config.env.score_timeout_s:g} s, "
+        f"nothing moves {config.async_rl.stall_timeout_s:g} s",
+    )
 
 
 def _lines(loaded: Loaded) -> Iterator[tuple[str, str]]:

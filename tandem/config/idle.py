@@ -69,6 +69,12 @@ TABLE = (
         "set {algorithm}.use_dynamic_sampling=true",
     ),
     Needs(
+        ("async_rl.recompute_kv_cache_after_weight_updates",),
+        "async_rl.weight_update",
+        lambda update: update == "in_flight",
+        "set async_rl.weight_update=in_flight",
+    ),
+    Needs(
         (f"{ESTIMATOR}.gae_lambda_policy",),
         f"{ESTIMATOR}.length_adaptive_alpha",
         _off,

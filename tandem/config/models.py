@@ -65,6 +65,7 @@ class Generation(Section):
     top_k: Count | None = None
     stop_token_ids: tuple[int, ...] = ()  # besides the tokenizer's eos
     val_temperature: NotNegative = 0.0  # 0: greedy
+    timeout_s: Positive = 600.0  # of one response; past it the rollout has failed (infrastructure)
     engine: TransformersEngine = TransformersEngine()
 
 

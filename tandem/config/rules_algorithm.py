@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.config.algorithm import Gae, Gdpo, GrpoEstimator, Opd, ReinforcePlusPlus, Rloo
+from tandem.config.asynchrony import Custom, Windowed
 from tandem.config.loaded import Loaded
 
 WITHOUT_CRITIC = "grpo, rloo, reinforce_plus_plus, gdpo, raw_reward or opd"
@@ -183,29 +184,61 @@ def correction_bounds(loaded: Loaded) -> Iterator[str]:
 
 
 def lead(loaded: Loaded) -> Iterator[str]:
-    """Stale samples need a correction."""
-    key, correction = "async_rl.sampler.max_lookahead_versions", "loss_fn.importance_sampling_correction"
-    ahead = loaded.config.async_rl.sampler.max_lookahead_versions
-    if ahead > 0 and loaded.config.loss_fn.importance_sampling_correction is None:
-        yield (
-            f"{loaded.at(key)} trains on samples of older versions, but {loaded.at(correction)}: "
-            f"add {correction}='{{name: tis, ratio_max: 2}}', or set {key}=0"
-        )
+    """Stale samples, and samples that several versions wrote, need a correction."""
+    correction, update = "loss_fn.importance_sampling_correction", "async_rl.weight_update"
+    if loaded.config.loss_fn.importance_sampling_correction is not None:
+        return
+    add = f"add {correction}='{{name: tis, ratio_max: 2}}'"
+    sampler = loaded.config.async_rl.sampler
+    if sampler.stale:
+        bound = staleness_bound(loaded)
+        way_out = add if sampler.name == "custom" else f"{add}, or set {bound}=0"
+        yield f"{loaded.at(bound)} trains on samples of older versions, but {loaded.at(correction)}: {way_out}"
+    if loaded.config.async_rl.weight_update == "in_flight":
+        yield f"{loaded.at(update)} lets several versions write one sample, but {loaded.at(correction)}: {add}"
 
 
 def warm_up_lead(loaded: Loaded) -> Iterator[str]:
     """Banking batches in critic warm-up needs a warm-up, and is never tighter than the normal bound."""
-    sampler, key = loaded.config.async_rl.sampler, "async_rl.sampler.warmup_lookahead_versions"
-    start, normal = "ppo.policy_training_start_step", "async_rl.sampler.max_lookahead_versions"
-    if sampler.warmup_lookahead_versions is None:
+    key = "async_rl.sampler.warmup_lookahead_versions"
+    warmup = loaded.values.get(key)
+    if not isinstance(warmup, int):
         return
+    start, normal = "ppo.policy_training_start_step", loaded.config.async_rl.sampler.tickets(1, 0) - 1
     if loaded.config.policy_training_start_step == 0:
         came = loaded.at(start) if loaded.config.ppo else "grpo has none"
         yield f"{loaded.at(key)} is for the critic's warm-up, but {came}: set {start} above 0, or {key}=null"
-    if sampler.warmup_lookahead_versions < sampler.max_lookahead_versions:
+    if warmup < normal:
         yield (
-            f"{loaded.at(key)} is below {loaded.at(normal)}: in warm-up generation may run ahead further, not less; "
-            f"set {key}={sampler.max_lookahead_versions} or more, or null"
+            f"{loaded.at(key)} is below {loaded.at(staleness_bound(loaded))}: in warm-up generation may run ahead "
+            f"further, not less; set {key}={normal} or more, or null"
+        )
+
+
+def staleness_bound(loaded: Loaded) -> str:
+    """The key that bounds how far the sampler's generation runs ahead."""
+    names = ("max_lookahead_versions", "max_staleness_versions")
+    return next(key for name in names if (key := f"async_rl.sampler.{name}") in loaded.values)
+
+
+def overlap(loaded: Loaded) -> Iterator[str]:
+    """The buffer and the chunks fit the step; a custom sampler is named as module:name."""
+    config, key = loaded.config, "async_rl.sampler.buffer_capacity_groups"
+    groups, prompts = config.algorithm.num_prompts_per_step, f"{loaded.algorithm}.num_prompts_per_step"
+    sampler, streams = config.async_rl.sampler, config.async_rl.min_groups_for_streaming_train
+    if isinstance(sampler, Windowed) and sampler.buffer_capacity_groups < groups:
+        yield f"{loaded.at(key)} never holds a step: {loaded.at(prompts)}; set {key}={groups} or more"
+    if isinstance(sampler, Custom) and not all(sampler.target.partition(":")):
+        yield f"{loaded.at('async_rl.sampler.target')} is not module:name, as in my_module:my_sampler"
+    if streams is None:
+        return
+    chunk, fraction = "async_rl.min_groups_for_streaming_train", "async_rl.min_step_batch_fraction"
+    if streams >= groups:
+        yield f"{loaded.at(chunk)} is no part of a step: {loaded.at(prompts)}; lower it, or set {chunk}=null"
+    if config.async_rl.min_step_batch_fraction > 0:
+        yield (
+            f"{loaded.at(fraction)} refuses a short last step, but with {loaded.at(chunk)} it has begun before it is "
+            f"known to be short: set {fraction}=0, or {chunk}=null"
         )
 
 
@@ -228,6 +261,7 @@ ALGORITHM_RULES = (
     distillation,
     kl_in_reward,
     group_size,
+    overlap,
     one_update_ratio,
     sequence_ratio,
     correction_bounds,

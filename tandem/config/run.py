@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tandem.config.algorithm import AsyncRl, Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
+from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
+from tandem.config.asynchrony import AsyncRl, Failures
 from tandem.config.models import Policy, Reference, Value
 from tandem.config.section import Section
 
@@ -70,7 +71,6 @@ class Env(Section):
     name: Literal["single_turn"] = "single_turn"
     verifier: Verifier
     score_timeout_s: Positive = 60.0
-    max_rollout_failures: Annotated[int, Field(ge=0)] = 16  # lifetime; past it the run ends with the first cause
 
 
 class Checkpointing(Section):
@@ -136,6 +136,7 @@ class Config(Section):
     loss_fn: PolicyLoss = PolicyLoss()
     value_loss_fn: ValueLoss | None = None
     async_rl: AsyncRl = AsyncRl()
+    failures: Failures = Failures()
     data_plane: DataPlane = DataPlane()
     data: Data
     env: Env

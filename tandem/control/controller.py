@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.plan import Plan
-from tandem.control.samplers import Choice, Entry
+from tandem.control.producer import Producer
 from tandem.control.steps import rollout_metrics, staleness_metrics
+from tandem.control.watchdog import now
 from tandem.metrics.reduce import flatten
 from tandem.roles import Algorithm, DataPlane, Dataset, Gpus, RollOut, Sink, WeightSync
-from tandem.types import Batch, Metrics, RolloutFailed, merge
+from tandem.types import Batch, Group, Metrics, merge
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,11 @@ class Controller:
         plane: DataPlane,
         sync: WeightSync,
         gpus: Gpus,
-        evaluate: Callable[[int], Any] | None,
-        save: Callable[[Controller], Any] | None,
+        evaluate: Callable[[int], Awaitable[Metrics]] | None,
+        save: Callable[[Controller], Awaitable[object]] | None,
         clock: Clock,
         sinks: Sequence[Sink],
+        accounts: Accounts,
     ) -> None:
         self.plan = plan
         self.algorithm = algorithm
@@ -56,18 +58,16 @@ class Controller:
         self.plane = plane
         self.step = 0  # steps trained
         self.version = 0  # how often the policy's weights have been published
-        self.next_index = 0  # the first prompt of the stream that has never had a ticket
-        self.failures = 0
-        self._dataset = dataset
-        self._roll_out = roll_out
+        self.producer = Producer(
+            plan, dataset=dataset, roll_out=roll_out, buffer=buffer, plane=plane, accounts=accounts
+        )
         self._sync = sync
         self._gpus = gpus
         self._evaluate = evaluate
         self._save = save
         self._clock = clock
         self._sinks = sinks
-        self._without_signal = 0  # groups with equal rewards since the last step was taken
-        self._again: list[Entry] = []  # prompts of a checkpoint that were in flight: they hold their tickets
+        self._accounts = accounts
 
     async def run(self) -> None:
         """Train until the steps or the data end. The first error of either side ends both."""
@@ -75,90 +75,82 @@ class Controller:
         if self.step == 0 and self.plan.val_at_start:
             await self._validate()
         async with asyncio.TaskGroup() as sides:
-            producer = sides.create_task(self._produce())
+            beside = [
+                sides.create_task(self.producer.run(lambda: self.version)),
+                sides.create_task(self.producer.watchdog.watch()),
+            ]
             await self._train()
-            producer.cancel()
-
-    async def _produce(self) -> None:
-        """Start a rollout for every ticket; end when the data ends."""
-        async with asyncio.TaskGroup() as rollouts:
-            for entry in self._again:
-                rollouts.create_task(self._finish(entry.index, entry.attempt))
-            while self.next_index < self.plan.max_num_prompts:
-                await self.buffer.admit(self.next_index, version=self.version, attempt=0)
-                rollouts.create_task(self._finish(self.next_index, 0))
-                self.next_index += 1
-            await self.buffer.end()
-
-    async def _finish(self, index: int, attempt: int) -> None:
-        """Roll a prompt out and hand the group to the buffer. A failure is counted, and returns the ticket."""
-        prompt = self._dataset.prompt(index)
-        group = None
-        try:
-            with self._clock.span("rollout/group"):
-                group = await self._roll_out(prompt, attempt=attempt)
-        except RolloutFailed as failure:
-            self.failures += 1
-            log.warning("rollout failed (%d of %d allowed): %s", self.failures, self.plan.max_rollout_failures, failure)
-            if self.failures > self.plan.max_rollout_failures:
-                raise ValueError(
-                    f"{self.failures} rollouts failed, env.max_rollout_failures={self.plan.max_rollout_failures} "
-                    f"are allowed; the last: {failure}. Mend the cause, or allow more"
-                ) from failure
-        else:
-            if group is None:
-                self._count_without_signal()
-        await self.buffer.finish(index, group)
-
-    def _count_without_signal(self) -> None:
-        """Give up once even the best luck could not fill a step within the generation batches that are allowed."""
-        self._without_signal += 1
-        batches = self.plan.dynamic_sampling_max_gen_batches
-        if self._without_signal > (batches - 1) * self.plan.groups_per_step:
-            raise ValueError(
-                f"step {self.step}: {self._without_signal} groups had equal rewards, so {batches} batches of "
-                f"{self.plan.groups_per_step} prompts (dynamic_sampling_max_gen_batches={batches}) cannot fill a step; "
-                "are all rewards equal? Change the data or the reward, raise it, or set use_dynamic_sampling=false"
-            )
+            for task in beside:
+                task.cancel()
 
     async def _train(self) -> None:
         while self.step < self.plan.max_num_steps:
-            started = time.perf_counter()
+            started = now()
             await self.buffer.open(self.plan.tickets(self.step))
-            with self._clock.span("control/wait_for_groups"):
-                choice = await self.buffer.take(self.version)
-            self._without_signal = 0
-            if not choice.take:
+            first = await self._take(self.plan.groups_per_chunk)
+            if len(first) < self.plan.min_groups:
+                self._leave_over(first)
                 log.info("the data has ended after %d of %d steps", self.step, self.plan.max_num_steps)
                 break
-            await self._train_on(choice, started)
+            await self._train_on(first, started)
         if self._evaluate and self.plan.val_at_end and not self._validates_at(self.step):
             await self._validate()
         if self._save and self.plan.save_at_end and self.step % self.plan.save_period:
             await self._save(self)
 
-    async def _train_on(self, choice: Choice, started: float) -> None:
+    async def _take(self, want: int) -> tuple[Group, ...]:
+        """The next groups; what the sampler gives up meanwhile is forgotten. Empty: the data has ended."""
+        with self._waiting(f"{want} groups for step {self.step}", "control/wait_for_groups"):
+            while True:
+                choice = await self.buffer.take(self.version, want)
+                await self.producer.discard(choice.drop, choice.cancel)
+                if choice.take or not (choice.drop or choice.cancel):
+                    return choice.take
+
+    def _leave_over(self, groups: Sequence[Group]) -> None:
+        """Too few for a step, and no more will come."""
+        for group in groups:
+            self._accounts.untrained(group.index, group.prompt_id, "left_over")
+
+    async def _chunks(self, groups: list[Group]) -> AsyncIterator[Batch]:
+        """The step's groups as they finish, the first ones first. `groups` grows to the whole step."""
+        yield Batch.of(groups)
+        while len(groups) < self.plan.groups_per_step:
+            left = self.plan.groups_per_step - len(groups)
+            more = await self._take(min(self.plan.groups_per_chunk, left))
+            if not more:
+                return
+            groups.extend(more)
+            yield Batch.of(more)
+
+    async def _train_on(self, first: Sequence[Group], started: float) -> None:
         """One step: learn, publish, report, evaluate, save; then the tickets return."""
-        batch = Batch.of(choice.take)
+        groups = list(first)
         train_policy = self.plan.trains_policy(self.step)
-        metrics = merge(rollout_metrics(choice.take), staleness_metrics(choice.take, self.version))
         async with self._gpus.training():
-            with self._clock.span("control/learn"):
-                learned = await self.algorithm.step(batch, step=self.step, train_policy=train_policy)
+            with self._waiting(f"training of step {self.step}", "control/learn"):
+                learned = await self.algorithm.step(self._chunks(groups), step=self.step, train_policy=train_policy)
+        self.producer.step_taken()
+        metrics = merge(rollout_metrics(groups), staleness_metrics(groups, self.version), learned)
         if train_policy:
             self.version += 1
-            with self._clock.span("weights/publish"):
+            with self._waiting(f"publishing version {self.version}", "weights/publish"):
                 metrics |= await self._sync.publish(self.version)
-        dropped = [key for group in choice.take + choice.drop for key in group.keys]
-        await self.plane.drop(dropped)
+        await self.plane.drop([key for group in groups for key in group.keys])
         self.step += 1
-        self._report(merge(metrics, learned), time.perf_counter() - started)
+        self.producer.watchdog.progress()
+        self._report(metrics, now() - started)
         if self._validates_at(self.step):
             await self._validate()
         if self._save and self.step % self.plan.save_period == 0:
-            with self._clock.span("control/save"):
+            with self._waiting(f"saving step {self.step}", "control/save"):
                 await self._save(self)
-        await self.buffer.release(len(choice.take))
+        await self.buffer.release(len(groups))
+
+    @contextmanager
+    def _waiting(self, what: str, span: str) -> Generator[None]:
+        with self.producer.watchdog.waiting("training", what), self._clock.span(span):
+            yield
 
     def _validates_at(self, step: int) -> bool:
         return self._evaluate is not None and self.plan.val_period > 0 and step % self.plan.val_period == 0
@@ -166,18 +158,17 @@ class Controller:
     async def _validate(self) -> None:
         if self._evaluate is None:
             return
-        with self._clock.span("control/evaluate"):
+        with self._waiting(f"validation at step {self.step}", "control/evaluate"):
             metrics = await self._evaluate(self.step)
         self._write(flatten(metrics))
 
     def _report(self, metrics: Metrics, step_s: float) -> None:
-        record = flatten(merge(metrics, self._clock.drain()))
+        record = flatten(merge(metrics, self._clock.drain(), self._accounts.drain()))
         record |= {
             "time/step_s": step_s,
-            "speed/tokens_per_s": record["rollout/tokens"] / step_s,
+            "speed/tokens_per_s": record["rollout/tokens"] / max(step_s, 1e-9),
             "run/version": float(self.version),
-            "run/prompts": float(self.next_index),
-            "rollout/failed": float(self.failures),
+            "run/prompts": float(self.producer.next_index),
             "buffer/ready_groups": float(self.buffer.ready),
         }
         self._write(record)
@@ -191,8 +182,7 @@ class Controller:
         return {
             "step": self.step,
             "version": self.version,
-            "next_index": self.next_index,
-            "failures": self.failures,
+            "producer": self.producer.state(),
             "buffer": self.buffer.state(),
             "algorithm": self.algorithm.state(),
         }
@@ -200,6 +190,5 @@ class Controller:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state. The plane must have loaded the finished groups' rows."""
         self.step, self.version = state["step"], state["version"]
-        self.next_index, self.failures = state["next_index"], state["failures"]
-        self._again = self.buffer.restore(state["buffer"])
+        self.producer.restore(state["producer"], self.buffer.restore(state["buffer"]))
         self.algorithm.restore(state["algorithm"])

@@ -1,22 +1,23 @@
-"""The sizes of a run, and how far generation may run ahead at each step."""
+"""The sizes of a run, derived from its config."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from tandem.config.algorithm import InOrder
+from tandem.config.asynchrony import AsyncRl, Failures
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of a run, derived from the config."""
+    """What the controller counts against."""
 
     groups_per_step: int
     max_num_steps: int
     max_num_prompts: int
     policy_training_start_step: int
-    sampler: InOrder
-    max_rollout_failures: int
+    async_rl: AsyncRl
+    failures: Failures
     dynamic_sampling_max_gen_batches: int
     val_period: int
     val_at_start: bool
@@ -27,21 +28,17 @@ class Plan:
     def trains_policy(self, step: int) -> bool:
         return step >= self.policy_training_start_step
 
-    def lead(self, step: int) -> int:
-        """How many steps generation may run ahead of this one.
-
-        In warm-up the version stands still, so batches may be banked; the bound shrinks towards the first policy
-        step such that from there on no sample is older than the normal lead.
-        """
-        lead, start, warmup = (
-            self.sampler.max_lookahead_versions,
-            self.policy_training_start_step,
-            self.sampler.warmup_lookahead_versions,
-        )
-        if step >= start or warmup is None:
-            return lead
-        return min(warmup, start - step + lead)
-
     def tickets(self, step: int) -> int:
         """Prompts that may be in the house at this step; never more than the steps that are left can use."""
-        return min(self.lead(step) + 1, self.max_num_steps - step) * self.groups_per_step
+        allowed = self.async_rl.sampler.tickets(self.groups_per_step, self.policy_training_start_step - step)
+        return min(allowed, (self.max_num_steps - step) * self.groups_per_step)
+
+    @property
+    def groups_per_chunk(self) -> int:
+        """Groups that training takes at one time: the whole step, or less when it streams."""
+        return self.async_rl.min_groups_for_streaming_train or self.groups_per_step
+
+    @property
+    def min_groups(self) -> int:
+        """Groups that a step needs at the end of the data."""
+        return max(1, math.ceil(self.async_rl.min_step_batch_fraction * self.groups_per_step))

@@ -22,7 +22,7 @@ class SingleTurn:
     async def play(self, prompt: Prompt, write: Write) -> Sample:
         written = await write(prompt.tokens)
         if not written.tokens:
-            raise RolloutFailed(f"the engine wrote no token for prompt {prompt.id!r}")
+            raise RolloutFailed(f"the engine wrote no token for prompt {prompt.id!r}", "infrastructure")
         text = self._decode(written.tokens)
         return _sample(prompt, written, await self._score(prompt, text), text)
 
@@ -33,7 +33,8 @@ class SingleTurn:
         except TimeoutError as error:
             raise RolloutFailed(
                 f"scoring prompt {prompt.id!r} took longer than env.score_timeout_s={self._score_timeout_s:g}:"
-                " raise it, or make the verifier faster"
+                " raise it, or make the verifier faster",
+                "infrastructure",
             ) from error
 
 

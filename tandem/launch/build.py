@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,18 +13,20 @@ from tandem.algorithms.ppo import PPO
 from tandem.config import Config
 from tandem.config.algorithm import HlGaussValueLoss, ValueLoss
 from tandem.config.models import TrainedModel
+from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints
 from tandem.control.controller import Controller
 from tandem.control.evaluate import Evaluator
 from tandem.control.plan import Plan
-from tandem.control.samplers import in_order
+from tandem.control.samplers import build_sampler
 from tandem.data.chat import Chat
 from tandem.data.prompts import Prompts, rows_of
 from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.gpus import OwnDevices
 from tandem.launch.models import DTYPES, load_causal_lm, load_tokenizer
+from tandem.launch.run_dir import append_record
 from tandem.metrics.timing import Timeline
 from tandem.plane.memory import MemoryPlane
 from tandem.roles import DataPlane, Environment, Sink, Trainer
@@ -143,6 +146,7 @@ def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | 
         plane=house.plane,
         samples=1,
         sampling=sampling_of(config, house.chat, validation=True),
+        timeout_s=config.policy.generation.timeout_s,
         need_spread=False,
     )
 
@@ -209,6 +213,7 @@ def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
         critic=trainers.get("critic"),
         reference=trainers.get("reference"),
         span=span,
+        streaming=config.async_rl.min_groups_for_streaming_train is not None,
     )
 
 
@@ -217,7 +222,6 @@ def build_controller(
 ) -> tuple[Controller, Checkpoints]:
     """The loop with all its roles, and what saves it."""
     algorithm = build_algorithm(config, house, timeline.span)
-    groups = config.algorithm.num_prompts_per_step
     checkpoints = Checkpoints(
         run_dir / "checkpoints",
         models={name: model for name, model in house.models.items() if name != "reference"},
@@ -236,6 +240,7 @@ def build_controller(
         plane=house.plane,
         samples=config.algorithm.num_generations_per_prompt,
         sampling=sampling_of(config, house.chat, validation=False),
+        timeout_s=config.policy.generation.timeout_s,
         need_spread=config.algorithm.use_dynamic_sampling,
     )
     controller = Controller(
@@ -243,7 +248,7 @@ def build_controller(
         algorithm=algorithm,
         dataset=house.train_set,
         roll_out=roll_out,
-        buffer=Buffer(in_order, groups_per_step=groups),
+        buffer=Buffer(build_sampler(config.async_rl.sampler)),
         plane=house.plane,
         sync=MemorySync(house.models["actor"], [house.engine]),
         gpus=OwnDevices(),
@@ -251,6 +256,7 @@ def build_controller(
         save=checkpoints.save if config.checkpointing.enabled else None,
         clock=timeline,
         sinks=sinks,
+        accounts=Accounts(partial(append_record, run_dir / "untrained.jsonl")),
     )
     return controller, checkpoints
 
@@ -263,8 +269,8 @@ def plan_of(config: Config, prompts_per_epoch: int) -> Plan:
         max_num_steps=algorithm.max_num_steps,
         max_num_prompts=algorithm.max_num_epochs * prompts_per_epoch,
         policy_training_start_step=config.policy_training_start_step,
-        sampler=config.async_rl.sampler,
-        max_rollout_failures=config.env.max_rollout_failures,
+        async_rl=config.async_rl,
+        failures=config.failures,
         dynamic_sampling_max_gen_batches=algorithm.dynamic_sampling_max_gen_batches,
         val_period=algorithm.val_period,
         val_at_start=algorithm.val_at_start,

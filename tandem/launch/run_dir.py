@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def choose_run_dir(run_dir: str | None, name: str) -> Path:
     stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (stem if number == 0 else stem.with_name(f"{stem.name}-{number}") for number in range(1000))
     return next(path for path in candidates if not path.exists())
+
+
+def append_record(path: Path, record: Mapping[str, object]) -> None:
+    """Add one JSON line to a file of the run."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from tandem.config import Config
 def tips(config: Config) -> list[str]:
     """Commands worth trying after this run."""
     lines = []
-    if config.async_rl.sampler.max_lookahead_versions == 0 and config.loss_fn.importance_sampling_correction:
+    if not config.async_rl.sampler.stale and config.loss_fn.importance_sampling_correction:
         lines.append(f"generate while training:  tandem train {config.name} async_rl.sampler.max_lookahead_versions=1")
     if config.value is not None and config.name == "quickstart":
         lines.append("the same loop without a critic:  tandem train quickstart_grpo")

@@ -32,10 +32,17 @@ class Row:
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # shorter than tokens until sign()
+    # What a new row may copy: the text that one prefill under the present weights cached. Bytes keep their hash.
+    prefilled: bytes | None = None
 
-    def __post_init__(self) -> None:
-        # Bytes, because they keep their hash: all of the prompt but its last token, which the first decode step reads.
-        self.prefix = array("q", self.prompt[:-1]).tobytes()
+    def sign(self, version: int) -> None:
+        """All tokens since the last signature were drawn by this version."""
+        self.versions += [version] * (len(self.tokens) - len(self.versions))
+
+    def cached_text(self) -> list[int]:
+        """All but the last token, which the next step reads."""
+        return [*self.prompt, *self.tokens][:-1]
 
     def next_input(self) -> int:
         return self.tokens[-1] if self.tokens else self.prompt[-1]
@@ -79,34 +86,59 @@ class DecodeBatch:
         """Rows that `admit` may bring."""
         return self._max_rows - len(self)
 
+    @torch.inference_mode()
     def remove(self, row: Row) -> None:
-        self._slots[self._slots.index(row)] = None
+        slot = self._slots.index(row)
+        self._cache.wipe(slot)  # what recompute() cached was not yet proven finite by a step
+        self._slots[slot] = None
         self._is_changed = True
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
         """Give rows their slots and prefill them: equal prompts once, and none that a running row has."""
-        holders = {row.prefix: slot for slot, row in enumerate(self._slots) if row is not None}
         free = [slot for slot, row in enumerate(self._slots) if row is None][: len(rows)]
-        self._cache.reserve(max(free) + 1, max(len(row.prompt) for row in rows))
-        fresh: dict[int, list[tuple[int, Row]]] = {}  # by padded length
-        copies: dict[int, list[tuple[int, int]]] = {}
+        holders = {
+            row.prefilled: slot for slot, row in enumerate(self._slots) if row is not None and row.prefilled is not None
+        }
         for slot, row in zip(free, rows, strict=True):
             self._slots[slot] = row
-            padded = round_up(len(row.prompt) - 1, ROW_STEP)
-            if row.prefix in holders:
-                copies.setdefault(padded, []).append((holders[row.prefix], slot))
+        self._fill(free, holders)
+        self._is_changed = True
+
+    def forget_prefills(self, version: int) -> None:
+        """The model takes other weights after `version`: what it wrote is signed, and no new row copies its cache."""
+        for row in self:
+            row.sign(version)
+            row.prefilled = None
+
+    @torch.inference_mode()
+    def recompute(self) -> None:
+        """Cache every row's text anew, in the way of a row that comes with this text as its prompt: to the last bit."""
+        self._fill([slot for slot, row in enumerate(self._slots) if row is not None], {})
+
+    def _fill(self, slots: Sequence[int], holders: dict[bytes, int]) -> None:
+        """Cache the texts of these slots' rows: equal ones once, and those of `holders` (text -> slot) by copying."""
+        fresh: dict[int, list[tuple[int, list[int]]]] = {}  # by padded length
+        copies: dict[int, list[tuple[int, int]]] = {}
+        for slot in slots:
+            row = self._slots[slot]
+            assert row is not None
+            text = row.cached_text()
+            row.prefilled = array("q", text).tobytes()
+            padded = round_up(len(text), ROW_STEP)
+            if row.prefilled in holders:
+                copies.setdefault(padded, []).append((holders[row.prefilled], slot))
             else:
-                holders[row.prefix] = slot
-                fresh.setdefault(padded, []).append((slot, row))
+                holders[row.prefilled] = slot
+                fresh.setdefault(padded, []).append((slot, text))
+        self._cache.reserve(max(slots, default=-1) + 1, max(fresh, default=0))
         for padded, entries in fresh.items():
             self._prefill(padded, entries)
         for padded, pairs in copies.items():
             self._cache.copy([source for source, _ in pairs], [target for _, target in pairs], padded)
-        self._is_changed = True
 
-    def _prefill(self, padded: int, entries: Sequence[tuple[int, Row]]) -> None:
-        """Forward passes over all but the last token of prompts whose padded lengths are equal."""
+    def _prefill(self, padded: int, entries: Sequence[tuple[int, list[int]]]) -> None:
+        """Forward passes over texts of one padded length, each into its slot."""
         if padded == 0:
             return
         positions = self._arange(padded)
@@ -114,10 +146,10 @@ class DecodeBatch:
         at_once = max(1, PREFILL_TOKENS // padded)
         for start in range(0, len(entries), at_once):
             part = entries[start : start + at_once]
-            prompts = [[*row.prompt[:-1], *[self._pad] * (padded + 1 - len(row.prompt))] for _, row in part]
+            texts = [[*text, *[self._pad] * (padded - len(text))] for _, text in part]
             slots = torch.tensor([slot for slot, _ in part], device=self._device)
             view = PrefillView(self._cache, slots)
-            self._forward(torch.tensor(prompts, device=self._device), positions.expand(len(part), -1), mask, view)
+            self._forward(torch.tensor(texts, device=self._device), positions.expand(len(part), -1), mask, view)
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, view: PrefillView | DecodeView
@@ -190,9 +222,8 @@ class DecodeBatch:
             freed.append(slot)
             finished.append((row, outcome))
         if freed:
-            self._position_N[freed] = (
-                0  # padding from here on: neither its position nor its length may outgrow the cache
-            )
+            # Padding from here on: neither its position nor its length may outgrow the cache.
+            self._position_N[freed] = 0
             self._length = self._longest()
             self._is_changed |= round_up(len(self), ROW_STEP) < self._width
         return finished

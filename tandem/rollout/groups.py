@@ -23,14 +23,26 @@ class GroupRollOut:
     """Plays `samples` episodes of a prompt at one time. A group is whole or it is not there."""
 
     def __init__(
-        self, *, env: Environment, engine: Engine, plane: DataPlane, samples: int, sampling: Sampling, need_spread: bool
+        self,
+        *,
+        env: Environment,
+        engine: Engine,
+        plane: DataPlane,
+        samples: int,
+        sampling: Sampling,
+        timeout_s: float,
+        need_spread: bool,
     ) -> None:
-        """`sampling.seed` is the run's seed; `need_spread` gives up groups whose rewards are all equal."""
+        """`sampling.seed` is the run's seed; `timeout_s` is for one response, its wait for a free slot included.
+
+        `need_spread` gives up groups whose rewards are all equal.
+        """
         self._env = env
         self._engine = engine
         self._plane = plane
         self._samples = samples
         self._sampling = sampling
+        self._timeout_s = timeout_s
         self._need_spread = need_spread
 
     async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None:
@@ -51,7 +63,8 @@ class GroupRollOut:
                     for number in range(self._samples)
                 ]
         except* RolloutFailed as failures:
-            raise RolloutFailed(f"prompt {prompt.id!r}: {first_leaf(failures)}") from failures
+            failure = first_failure(failures)
+            raise RolloutFailed(f"prompt {prompt.id!r}: {failure}", failure.kind) from failures
         return [task.result() for task in tasks]
 
     def _writer(self, index: int, number: int, attempt: int) -> Write:
@@ -61,16 +74,21 @@ class GroupRollOut:
             nonlocal turn
             seed = request_seed(self._sampling.seed, index, number, attempt, turn)
             turn += 1
-            return await self._engine.generate(tokens, replace(self._sampling, seed=seed))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._engine.generate(tokens, replace(self._sampling, seed=seed))
+            except TimeoutError as error:
+                raise RolloutFailed(
+                    f"no response within policy.generation.timeout_s={self._timeout_s:g}", "infrastructure"
+                ) from error
 
         return write
 
 
-def first_leaf(error: BaseException) -> BaseException:
-    """The first real error inside a group of errors."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def first_failure(failures: ExceptionGroup[RolloutFailed]) -> RolloutFailed:
+    """The first failure inside a group of them."""
+    first = failures.exceptions[0]
+    return first_failure(first) if isinstance(first, ExceptionGroup) else first
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
@@ -81,6 +99,7 @@ def columns_of(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
         "gen_logprobs": [torch.tensor(s.logprobs, dtype=torch.float32) for s in samples],
         "versions": [torch.tensor(s.versions, dtype=torch.int32) for s in samples],
         "reward": [torch.tensor(s.score.reward, dtype=torch.float32) for s in samples],
+        "trained": [torch.tensor(s.trained, dtype=torch.bool) for s in samples],
         "truncated": [torch.tensor(s.truncated, dtype=torch.bool) for s in samples],
     }
     for name in samples[0].score.components:

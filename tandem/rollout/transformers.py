@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
@@ -27,6 +27,7 @@ from tandem.types import Generation, RolloutFailed, Sampling
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+PauseKind = Literal["drain", "stand"]  # running requests end, or keep their places
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,8 @@ class TransformersEngine:
     """Plays the Engine role. Owns the model: nobody else may change or run it until close().
 
     A request's tokens and log-probs depend on its prompt, its sampling and the weights only; in float32 on a CPU bit
-    for bit. A pause lets running requests end, so one version writes all of a generation.
+    for bit. After a pause with drain one version writes all of a generation; else tokens before and after an update
+    follow the weights of their time, and resume() says what becomes of the cache.
     """
 
     def __init__(
@@ -60,8 +62,8 @@ class TransformersEngine:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Row, asyncio.Future[Generation]]] = deque()
         self._calls: deque[Call] = deque()
-        self._drains: list[asyncio.Future[None]] = []
-        self._is_paused = False
+        self._pause: PauseKind | None = None
+        self._pausing: list[asyncio.Future[None]] = []  # who waits until the pause is complete
         self._end: BaseException | None = None  # why no call is served any more
         self._running: dict[Row, asyncio.Future[Generation]] = {}
         self._version = 0
@@ -97,29 +99,32 @@ class TransformersEngine:
             self._waiting.append((Row(tuple(tokens), sampling), future))
         return await future
 
-    async def pause(self) -> None:
-        """Starts no more requests and returns when the running ones have ended; the thread wakes it."""
+    async def pause(self, *, drain: bool = True) -> None:
+        """Starts no more requests. Returns when the running ones have ended, or stand still; the thread wakes it.
+
+        The latest call says which of the two. A cancelled request that stands leaves with the next step.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._serving():
-            self._is_paused = True
-            self._drains.append(future)
+        self._enter("drain" if drain else "stand", future)
         await future
 
-    async def resume(self) -> None:
-        """Starts waiting requests again. A pause() that still waits fails: it would never be true."""
-        with self._serving():
-            self._is_paused = False
-            drains, self._drains = self._drains, []
-        for future in drains:
-            settle(future, RuntimeError("resume() came before the pause was complete"))
+    async def resume(self, *, recompute_kv: bool = False) -> None:
+        """Starts waiting requests again. A pause() that still waits fails: it would never be true.
+
+        `recompute_kv` returns when the cache is new. When that fails, the error comes here and the engine stays paused.
+        """
+        if recompute_kv:
+            await self._call(self._batch.recompute)
+        self._enter(None)
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
         """Copies in place. ValueError names a wrong weight, and nothing has changed. See loading.load_weights."""
 
         def body() -> None:
-            if not self._is_paused or self._running:
+            if self._pause is None or (self._running and self._pause == "drain"):
                 raise RuntimeError(f"load_weights({version}) needs a paused engine: await pause() first")
             load_weights(self._model, weights)
+            self._batch.forget_prefills(self._version)
             self._version = version
 
         await self._call(body)
@@ -133,6 +138,18 @@ class TransformersEngine:
             self._end = self._end or RuntimeError("the engine was closed")
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
+
+    def _enter(self, pause: PauseKind | None, *waiter: asyncio.Future[None]) -> None:
+        """Pause or go on. Whoever waits for another kind of pause fails: it would never be complete."""
+        with self._serving():
+            left: list[asyncio.Future[None]] = []
+            if pause != self._pause:
+                left, self._pausing = self._pausing, []
+            self._pause = pause
+            self._pausing += waiter
+        name = "resume()" if pause is None else f"pause(drain={pause == 'drain'})"
+        for future in left:
+            settle(future, RuntimeError(f"{name} came before the pause was complete"))
 
     async def _call(self, body: Callable[[], T]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -162,7 +179,7 @@ class TransformersEngine:
             futures: list[asyncio.Future] = [
                 *self._running.values(),
                 *(future for _, future in self._waiting),
-                *self._drains,
+                *self._pausing,
             ]
             futures += [call.future for call in self._calls]
             self._running.clear()
@@ -179,19 +196,20 @@ class TransformersEngine:
             self._leave_cancelled()
             started = self._start_waiting()
             calls, self._calls = self._calls, deque()
+            is_standing = self._pause == "stand"
         if started:
             self._batch.admit(started)
         for call in calls:
             answer(call)
-        if self._running:
+        if self._running and not is_standing:
             self._step()
-        if not self._running:
-            self._report_drained()
+        self._report_paused(is_standing)
         return True
 
     def _has_work(self) -> bool:
-        is_startable = bool(self._waiting) and not self._is_paused
-        return bool(self._running or is_startable or self._calls or self._drains or self._end)
+        is_writing = bool(self._running) and self._pause != "stand"
+        is_startable = bool(self._waiting) and self._pause is None
+        return bool(is_writing or is_startable or self._calls or self._pausing or self._end)
 
     def _leave_cancelled(self) -> None:
         for row in [row for row, future in self._running.items() if future.cancelled()]:
@@ -201,7 +219,7 @@ class TransformersEngine:
     def _start_waiting(self) -> list[Row]:
         """Requests for the free slots, first come first served."""
         started: list[Row] = []
-        while self._waiting and not self._is_paused and len(started) < self._batch.free:
+        while self._waiting and self._pause is None and len(started) < self._batch.free:
             row, future = self._waiting.popleft()
             if not future.cancelled():
                 started.append(row)
@@ -215,13 +233,16 @@ class TransformersEngine:
             if isinstance(outcome, RolloutFailed):
                 settle(future, outcome)
                 continue
-            versions = (self._version,) * len(row.tokens)
-            settle(future, Generation(tuple(row.tokens), tuple(row.logprobs), versions, outcome))
+            row.sign(self._version)
+            settle(future, Generation(tuple(row.tokens), tuple(row.logprobs), tuple(row.versions), outcome))
 
-    def _report_drained(self) -> None:
+    def _report_paused(self, is_standing: bool) -> None:
+        """`is_standing`: this round has written nothing; another kind of pause may have come since it began."""
         with self._changed:
-            drains, self._drains = self._drains, []
-        for future in drains:
+            if self._running and not (is_standing and self._pause == "stand"):
+                return
+            waiters, self._pausing = self._pausing, []
+        for future in waiters:
             settle(future, None)
 
 

@@ -37,6 +37,7 @@ def columns(**changes: object) -> Columns:
         reward_N=torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]),
         components={"a": torch.rand(N, generator=draw), "b": torch.rand(N, generator=draw)},
         truncated_N=torch.tensor([False, False, True, False, False, False]),
+        trained_N=torch.ones(N, dtype=torch.bool),
         group_N=torch.tensor([4, 4, 7, 7, 9, 9]),
         mask_NT=mask_NT,
         gen_logprobs_NT=-torch.rand(N, T, generator=draw),
@@ -89,7 +90,16 @@ def test_masked_slots_never_matter(estimator, poison: float):
 def test_the_order_of_samples_does_not_matter(estimator):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     plain = columns()
-    fields = ("reward_N", "truncated_N", "group_N", "mask_NT", "gen_logprobs_NT", "old_logprobs_NT", "ref_logprobs_NT")
+    fields = (
+        "reward_N",
+        "truncated_N",
+        "trained_N",
+        "group_N",
+        "mask_NT",
+        "gen_logprobs_NT",
+        "old_logprobs_NT",
+        "ref_logprobs_NT",
+    )
     moved = {name: getattr(plain, name)[order] for name in (*fields, "values_NT")}
     moved["components"] = {name: part[order] for name, part in plain.components.items()}
     ours, theirs = (estimate(c, Ppo(adv_estimator=estimator), LOSS, 0.1) for c in (plain, replace(plain, **moved)))

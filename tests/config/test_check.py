@@ -43,7 +43,7 @@ def test_derived_numbers_are_those_of_the_run():
     assert numbers["optimizer steps, policy"] == "90"
     assert numbers["optimizer steps, value"] == "120"
     assert numbers["tickets"].startswith("24 ")
-    assert numbers["critic warm-up"] == "steps 0 to 4, lead 4, 40 tickets at first"
+    assert numbers["critic warm-up"] == "steps 0 to 4, 40 tickets at first"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ CASES = [
     ("loss_fn.use_cispo=true", NO_RATIO, RATIO, "loss_fn.ratio = none"),
     ("loss_fn.ratio_clip_c=3", ["loss_fn.use_cispo=true"], ["loss_fn.use_cispo=false"], "use_cispo = true"),
     (
+        "async_rl.recompute_kv_cache_after_weight_updates=true",
+        [],
+        ["async_rl.weight_update=in_flight", "loss_fn.importance_sampling_correction={name: plain}"],
+        "async_rl.weight_update = drain",
+    ),
+    (
         "ppo.dynamic_sampling_max_gen_batches=3",
         [],
         ["ppo.use_dynamic_sampling=true"],

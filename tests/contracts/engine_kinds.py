@@ -13,6 +13,7 @@ from tandem.rollout.transformers import TransformersEngine
 from tandem.types import Generation, Sampling
 from tests.rollout.tiny_models import tiny_model
 
+Task = asyncio.Task[Generation]
 MAX_LENGTH = 160
 PROMPTS = [[5, 17, 3], [9], [100, 101, 102, 103, 104, 105, 106], list(range(1, 17)), list(range(50, 83)), [5, 17, 3]]
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, seed=0, stop_token_ids=())
@@ -59,3 +60,15 @@ async def write_all(engine: Engine, prompts: Sequence[Sequence[int]], sampling: 
     """One sample of each prompt, all at once; the seed counts up."""
     requests = [engine.generate(prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)]
     return await asyncio.gather(*requests)
+
+
+async def pause_midway(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Task]:
+    """Requests as of write_all() that stand still after some tokens. Give them many, so that none ends before."""
+    requests = [engine.generate(prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)]
+    tasks = [asyncio.create_task(request) for request in requests]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await engine.fingerprint()  # a round trip: the first has started them, the second saw a token
+    await engine.pause(drain=False)
+    assert not any(task.done() for task in tasks)
+    return tasks

@@ -7,26 +7,29 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from tandem.config.algorithm import InOrder
+from tandem.config.asynchrony import AsyncRl, Failures, InOrder
+from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.controller import Controller
 from tandem.control.plan import Plan
-from tandem.control.samplers import in_order
+from tandem.control.samplers import build_sampler
 from tandem.plane.memory import MemoryPlane
 from tandem.types import Batch, Group, Mean, Metrics, Prompt, RolloutFailed
 
 
 def plan(**changes: object) -> Plan:
     """Three steps of two groups, synchronous, unless said otherwise."""
-    lead = changes.pop("lead", 0)
-    warmup = changes.pop("warmup", None)
+    lead, warmup = changes.pop("lead", 0), changes.pop("warmup", None)
+    sampler = InOrder(max_lookahead_versions=lead, warmup_lookahead_versions=warmup)
+    async_rl = AsyncRl(**{"sampler": sampler, **changes.pop("async_rl", {})})
+    failures = Failures(**{"backoff_base_s": 0.0, "max_infra_attempts_per_prompt": 1, **changes.pop("failures", {})})
     fields = {
         "groups_per_step": 2,
         "max_num_steps": 3,
         "max_num_prompts": 1000,
         "policy_training_start_step": 0,
-        "sampler": InOrder(max_lookahead_versions=lead, warmup_lookahead_versions=warmup),
-        "max_rollout_failures": 0,
+        "async_rl": async_rl,
+        "failures": failures,
         "dynamic_sampling_max_gen_batches": 10,
         "val_period": 0,
         "val_at_start": False,
@@ -44,7 +47,9 @@ class House:
     behave: Callable[[int], bool] = lambda index: True
     delay: Callable[[int], int] = lambda index: index % 3
     events: list[tuple] = field(default_factory=list)
+    chunks: list[list[int]] = field(default_factory=list)
     records: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    untrained: list[Mapping[str, str | int]] = field(default_factory=list)
     published: int = 0
 
     def prompt(self, index: int) -> Prompt:
@@ -62,8 +67,10 @@ class House:
             return None
         return Group(prompt.index, prompt.id, (prompt.index,), (4,), (3,), (1.0,), (False,), {}, version, version)
 
-    async def step(self, batch: Batch, *, step: int, train_policy: bool) -> Metrics:
-        self.events.append(("train", step, batch.keys))
+    async def step(self, chunks: AsyncIterator[Batch], *, step: int, train_policy: bool) -> Metrics:
+        parts = [chunk async for chunk in chunks]
+        self.events.append(("train", step, Batch.join(parts).keys))
+        self.chunks.append([len(part) for part in parts])
         for _ in range(10):
             await asyncio.sleep(0)
         return {"actor/loss": Mean(1.0, 1)}
@@ -98,7 +105,7 @@ class House:
             "algorithm": self,
             "dataset": self,
             "roll_out": self.roll_out,
-            "buffer": Buffer(in_order, groups_per_step=the_plan.groups_per_step),
+            "buffer": Buffer(build_sampler(the_plan.async_rl.sampler)),
             "plane": MemoryPlane(),
             "sync": self,
             "gpus": self,
@@ -106,6 +113,7 @@ class House:
             "save": None,
             "clock": self,
             "sinks": [self],
+            "accounts": Accounts(self.untrained.append),
         }
         return Controller(the_plan, **{**roles, **changes})
 

@@ -45,11 +45,15 @@ def test_no_prompt_is_started_that_no_step_can_use():
 @pytest.mark.parametrize("lead", [0, 2])
 def test_a_failed_prompt_is_replaced_by_the_next_and_the_step_stays_whole(lead: int):
     house = House(behave=failing(1, 2))
-    controller = house.controller(plan(lead=lead, max_rollout_failures=2))
+    controller = house.controller(plan(lead=lead, failures={"max_skipped_prompts": 2}))
     run(controller)
     assert sorted(key for keys in house.trained() for key in keys) == [0, 3, 4, 5, 6, 7]
     assert all(len(keys) == 2 for keys in house.trained())
-    assert controller.failures == 2
+    assert controller.producer.budgets.skipped == 2
+    assert [(record["id"], record["why"]) for record in house.untrained] == [
+        ("p1", "data_failure"),
+        ("p2", "data_failure"),
+    ]
 
 
 def test_a_group_without_signal_returns_its_ticket():
@@ -72,8 +76,8 @@ def test_groups_without_signal_are_bounded_exactly(batches: int):
 def test_past_the_budget_the_run_ends_with_the_cause():
     house = House(behave=failing(*range(100)))
     with pytest.raises(ExceptionGroup) as caught:
-        run(house.controller(plan(max_rollout_failures=3)))
-    assert caught.group_contains(ValueError, match=r"4 rollouts failed.*max_rollout_failures=3.*broke")
+        run(house.controller(plan(failures={"max_skipped_prompts": 3})))
+    assert caught.group_contains(ValueError, match=r"4 prompts failed.*max_skipped_prompts=3.*p0 broke")
 
 
 def test_the_end_of_the_data_makes_the_last_step_short_and_ends_cleanly():
@@ -98,7 +102,7 @@ def test_an_error_of_the_algorithm_ends_both_sides():
     house = House()
 
     class Broken(House):
-        async def step(self, batch, *, step, train_policy):
+        async def step(self, chunks, *, step, train_policy):
             raise RuntimeError("the trainer died")
 
     with pytest.raises(ExceptionGroup) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +20,24 @@ from tandem.types import Batch, merge
 from tests.e2e.runs import Memory, Ran, run, short_config
 
 
+async def one_chunk(batch: Batch) -> AsyncIterator[Batch]:
+    yield batch
+
+
 def plain_loop(config: Config, run_dir: Path) -> Ran:
     """PPO without controller, buffer or tickets: generate a step, learn it, publish, repeat."""
 
     async def loop() -> Ran:
         house = build_house(config)
         controller, _ = build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[Memory()])
-        algorithm, roll_out, sync = controller.algorithm, controller._roll_out, controller._sync
+        algorithm, roll_out, sync = controller.algorithm, controller.producer._roll_out, controller._sync
         await sync.publish(0)
         records = []
         groups_per_step = config.algorithm.num_prompts_per_step
         for step in range(config.algorithm.max_num_steps):
             indexes = range(step * groups_per_step, (step + 1) * groups_per_step)
             groups = [await roll_out(house.train_set.prompt(index), attempt=0) for index in indexes]
-            learned = await algorithm.step(Batch.of(groups), step=step, train_policy=True)
+            learned = await algorithm.step(one_chunk(Batch.of(groups)), step=step, train_policy=True)
             records.append(flatten(merge(rollout_metrics(groups), staleness_metrics(groups, step), learned)))
             await sync.publish(step + 1)
         weights = {name: fingerprint(model.export_weights()) for name, model in house.models.items()}

@@ -155,6 +155,54 @@ def test_resume_ends_a_pause_that_still_waits():
     play(scene, tiny_model())
 
 
+@pytest.mark.parametrize("then", [True, False])
+def test_a_pause_of_the_other_kind_ends_one_that_still_waits(then: bool):
+    async def scene(engine: TransformersEngine):
+        running = asyncio.create_task(engine.generate([1], replace(SAMPLED, max_new_tokens=150)))
+        await asyncio.sleep(0)
+        await engine.fingerprint()
+        first = asyncio.create_task(engine.pause(drain=not then))
+        second = asyncio.create_task(engine.pause(drain=then))
+        await second
+        assert running.done() == then
+        if then:  # it may have stood for a moment
+            await asyncio.gather(first, return_exceptions=True)
+        else:
+            with pytest.raises(RuntimeError, match=r"pause\(drain=False\) came before"):
+                await first
+        await engine.resume()
+        assert len((await running).tokens) == 150
+
+    play(scene, tiny_model())
+
+
+def test_an_error_while_recomputing_reaches_resume_and_the_engine_stays_paused():
+    model = tiny_model()
+    shapes = count_tokens(model)
+
+    def fail_at_second_prefill(*_: object) -> None:
+        if [tokens > 1 for _, tokens in shapes].count(True) == 2:
+            raise MemoryError("no memory left")
+
+    model.get_output_embeddings().register_forward_pre_hook(fail_at_second_prefill)
+
+    async def scene(engine: TransformersEngine):
+        running = asyncio.create_task(engine.generate([1, 2, 3], replace(SAMPLED, max_new_tokens=100)))
+        await asyncio.sleep(0)
+        await engine.fingerprint()
+        await engine.pause(drain=False)
+        with pytest.raises(MemoryError, match="no memory left"):
+            await engine.resume(recompute_kv=True)
+        written = engine.tokens_written
+        await engine.fingerprint()
+        assert (engine.running, engine.tokens_written) == (1, written)
+        shapes.clear()
+        await engine.resume(recompute_kv=True)
+        assert len((await running).tokens) == 100
+
+    play(scene, model)
+
+
 def test_a_closed_event_loop_does_not_stop_the_engine():
     model = tiny_model()
     engine = TransformersEngine(model, max_concurrent_samples=2, max_total_sequence_length=160, pad_token_id=0)

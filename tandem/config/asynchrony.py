@@ -1,0 +1,132 @@
+"""The knobs of how generation and training overlap: samplers, weight updates, streaming, failures, the watchdog."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tandem.config.algorithm import Count, Fraction, NotNegative, Positive
+from tandem.config.section import Section
+
+Versions = Annotated[int, Field(ge=0)]
+
+
+def ahead(lead: int, warmup: int | None, warmup_steps_left: int) -> int:
+    """Steps whose prompts may be in the house: the current one and those that generation may run ahead.
+
+    In critic warm-up the version stands still, so more batches may be banked; the bound shrinks towards the first
+    policy step, min(warmup, steps left + lead), such that from there on no sample is older than the normal lead.
+    """
+    if warmup is None or warmup_steps_left <= 0:
+        return lead + 1
+    return min(warmup, warmup_steps_left + lead) + 1
+
+
+class InOrder(Section):
+    """Steps train on the prompts in their order; generation may run this many versions ahead (0: synchronous)."""
+
+    name: Literal["in_order"] = "in_order"
+    max_lookahead_versions: Versions = 0
+    warmup_lookahead_versions: Versions | None = None  # None: max_lookahead_versions
+
+    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
+        """Prompts that may have a ticket now."""
+        return ahead(self.max_lookahead_versions, self.warmup_lookahead_versions, warmup_steps_left) * groups_per_step
+
+    @property
+    def stale(self) -> bool:
+        """Whether it may train on samples of an older version."""
+        return self.max_lookahead_versions > 0
+
+
+class ReadyFirst(Section):
+    """Whatever has finished first, under the same bound on what is started. Nothing is discarded."""
+
+    name: Literal["ready_first"]
+    max_lookahead_versions: Versions = 0
+    warmup_lookahead_versions: Versions | None = None  # None: max_lookahead_versions
+
+    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
+        """Prompts that may have a ticket now."""
+        return ahead(self.max_lookahead_versions, self.warmup_lookahead_versions, warmup_steps_left) * groups_per_step
+
+    @property
+    def stale(self) -> bool:
+        return self.max_lookahead_versions > 0
+
+
+class WeightFifo(Section):
+    """The oldest version first; a group older than `max_staleness_versions` is dropped and counted."""
+
+    name: Literal["weight_fifo"]
+    max_staleness_versions: Versions = 1
+    warmup_lookahead_versions: Versions | None = None  # None: max_staleness_versions
+
+    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
+        """Prompts that may have a ticket now."""
+        return ahead(self.max_staleness_versions, self.warmup_lookahead_versions, warmup_steps_left) * groups_per_step
+
+    @property
+    def stale(self) -> bool:
+        return self.max_staleness_versions > 0
+
+
+class Windowed(Section):
+    """Any group of the last versions. Only the buffer's capacity bounds what is started."""
+
+    name: Literal["windowed"]
+    buffer_capacity_groups: Count  # prompts in flight, finished or being trained on
+    max_staleness_versions: Versions = 1
+    sample_freshest_first: bool = False
+
+    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
+        return self.buffer_capacity_groups
+
+    @property
+    def stale(self) -> bool:
+        return self.max_staleness_versions > 0
+
+
+class Custom(Section):
+    """Your own function, `module:name`: (entries, version, want) -> Choice or None; see control/samplers.py."""
+
+    name: Literal["custom"]
+    target: str = Field(examples=["my_module:my_sampler"])
+    max_lookahead_versions: Versions = 1
+    warmup_lookahead_versions: Versions | None = None  # None: max_lookahead_versions
+
+    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
+        """Prompts that may have a ticket now."""
+        return ahead(self.max_lookahead_versions, self.warmup_lookahead_versions, warmup_steps_left) * groups_per_step
+
+    @property
+    def stale(self) -> bool:
+        """What it takes is its own affair."""
+        return True
+
+
+Sampler = Annotated[InOrder | ReadyFirst | WeightFifo | Windowed | Custom, Field(discriminator="name")]
+
+
+class AsyncRl(Section):
+    """How generation and training overlap."""
+
+    sampler: Sampler = InOrder()
+    weight_update: Literal["drain", "in_flight"] = "drain"  # in_flight: running generations go on with the new weights
+    recompute_kv_cache_after_weight_updates: bool = True
+    min_groups_for_streaming_train: Count | None = None  # None: a step begins when it is whole
+    min_step_batch_fraction: Fraction = 0.0  # the last step, at the end of the data, needs this much of a whole one
+    stall_timeout_s: Positive = 1800.0  # no group finished and no step trained for so long: the run is stuck
+    on_stall: Literal["end", "warn"] = "end"
+
+
+class Failures(Section):
+    """What a run survives. Infrastructure: an engine, a timeout. Data: the prompt or its score is at fault."""
+
+    max_infra_attempts_per_prompt: Count = 3
+    max_data_attempts_per_prompt: Count = 1
+    backoff_base_s: NotNegative = 1.0  # doubles with each attempt
+    max_backoff_s: NotNegative = 60.0
+    max_skipped_prompts: Annotated[int, Field(ge=0)] = 16  # by data failures, in the whole run
+    max_consecutive_dropped_prompts: Annotated[int, Field(ge=0)] = 16  # by infrastructure; any success resets it
