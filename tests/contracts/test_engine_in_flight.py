@@ -39,9 +39,7 @@ async def load(engine: Engine, version: int, model: PreTrainedModel, *, recomput
     await engine.resume(recompute_kv=recompute_kv)
 
 
-def update_in_flight(
-    kind: Kind, old: PreTrainedModel, new: PreTrainedModel, *, recompute_kv: bool
-) -> list[Generation]:
+def update_in_flight(kind: Kind, old: PreTrainedModel, new: PreTrainedModel, *, recompute_kv: bool) -> list[Generation]:
     """LONG requests, each begun with `old` as version 0 and ended with `new` as version 1."""
     written: list[Generation] = []
 
@@ -102,7 +100,7 @@ def test_without_recomputing_the_old_cache_is_read_on(kind: Kind, architecture: 
 
 @torch.no_grad()
 def logprobs_on_old_cache(old: PreTrainedModel, new: PreTrainedModel, text: list[int], seen: int) -> torch.Tensor:
-    """The slow definition: `old` has read the first tokens, `new` reads on in its cache. Log-probs of text[seen + 1:]."""
+    """The slow definition: `new` reads on in the cache of `old`, which has read the first `seen` tokens."""
     cache = DynamicCache()
     if seen:
         old(torch.tensor([text[:seen]]), None, None, cache, use_cache=True)

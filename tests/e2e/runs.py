@@ -33,7 +33,8 @@ class Memory:
 
     def write(self, step: int, record: dict[str, float]) -> None:
         timed = ("time/", "speed/", "buffer/")
-        self.records.append({name: value for name, value in record.items() if not name.startswith(timed)})
+        kept = {name: value for name, value in record.items() if not name.startswith(timed) and not name.endswith("_s")}
+        self.records.append(kept)
 
     def close(self) -> None: ...
 

@@ -1,0 +1,209 @@
+"""Publishing inside one process: engines that hold the trainer's weights go on, all others end the run at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tandem.config.models import SequencePacking
+from tandem.fingerprint import fingerprint
+from tandem.plane.memory import MemoryPlane
+from tandem.roles import NamedTensors
+from tandem.rollout.transformers import TransformersEngine
+from tandem.train.worker import Worker
+from tandem.types import Generation, Max, Sampling, Sum
+from tandem.weights.memory import MemorySync
+from tests.rollout.tiny_models import tiny_model
+from tests.train.small_models import actor_backend
+
+SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=())
+LONG = replace(SAMPLED, max_new_tokens=110)
+PROMPT = [5, 17, 3]
+NEW = 1  # the seed of the actor's weights; engines start with those of seed 0
+
+
+class Forgetful(TransformersEngine):
+    """Says yes and does nothing."""
+
+    async def load_weights(self, version: int, weights: NamedTensors) -> None:
+        for _ in weights:
+            pass
+
+
+class Half(TransformersEngine):
+    """Loads the first half of the tensors."""
+
+    async def load_weights(self, version: int, weights: NamedTensors) -> None:
+        given, own = dict(weights), dict(tiny_model().named_parameters())
+        kept = list(given)[len(given) // 2 :]
+        await super().load_weights(version, (given | {name: own[name] for name in kept}).items())
+
+
+class Swapped(TransformersEngine):
+    """Takes layer 0 for layer 1 and layer 1 for layer 0."""
+
+    async def load_weights(self, version: int, weights: NamedTensors) -> None:
+        other = {"model.layers.0.": "model.layers.1.", "model.layers.1.": "model.layers.0."}
+        given = dict(weights)
+        await super().load_weights(
+            version, [(name, given[other.get(name[:15], name[:15]) + name[15:]]) for name in given]
+        )
+
+
+class Diary(TransformersEngine):
+    """Writes down what is asked of it."""
+
+    def start_diary(self, events: list[str]) -> None:
+        self._events = events
+
+    async def pause(self, *, drain: bool = True) -> None:
+        self._events.append(f"pause drain={drain}")
+        await super().pause(drain=drain)
+
+    async def resume(self, *, recompute_kv: bool = False) -> None:
+        self._events.append(f"resume recompute_kv={recompute_kv}")
+        await super().resume(recompute_kv=recompute_kv)
+
+    async def load_weights(self, version: int, weights: NamedTensors) -> None:
+        self._events.append(f"load {version}")
+        await super().load_weights(version, weights)
+
+
+def start(kind: type[TransformersEngine] = TransformersEngine) -> TransformersEngine:
+    return kind(tiny_model(), max_concurrent_samples=4, max_total_sequence_length=160, pad_token_id=0)
+
+
+def play(
+    scene: Callable[[Worker, list[TransformersEngine]], Coroutine[None, None, None]],
+    *kinds: type[TransformersEngine],
+    trainer: type[Worker] = Worker,
+) -> None:
+    """Run a scene with an actor of new weights and engines of old ones."""
+
+    async def body() -> None:
+        backend, packing = actor_backend(tiny_model(seed=NEW)), SequencePacking(train_mb_tokens=256)
+        actor = trainer("actor", backend, plane=MemoryPlane(), packing=packing, objective=None)
+        engines = [start(kind) for kind in kinds]
+        try:
+            await asyncio.wait_for(scene(actor, engines), timeout=60)
+        finally:
+            await asyncio.gather(actor.close(), *(engine.close() for engine in engines))
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("drain", "recompute_kv"), [(True, False), (False, False), (False, True)])
+def test_all_engines_hold_the_actors_weights_and_go_on(drain: bool, recompute_kv: bool):
+    new = tiny_model(seed=NEW)
+
+    async def scene(actor: Worker, engines: list[TransformersEngine]):
+        sync = MemorySync(actor, engines, drain=drain, recompute_kv=recompute_kv)
+        metrics = await sync.publish(3)
+        for engine in engines:
+            assert await engine.fingerprint() == fingerprint(new.named_parameters())
+            assert (await engine.generate(PROMPT, SAMPLED)).versions == (3,) * 12
+        assert metrics["weights/bytes"] == Sum(4 * sum(p.numel() for p in new.parameters()))
+        assert isinstance(metrics["weights/pause_s"], Max)
+        assert 0 < metrics["weights/pause_s"].value < 60
+        assert set(metrics) == {"weights/bytes", "weights/pause_s"}
+
+    play(scene, TransformersEngine, TransformersEngine)
+
+
+async def begin(engine: TransformersEngine) -> asyncio.Task[Generation]:
+    task = asyncio.create_task(engine.generate(PROMPT, LONG))
+    await asyncio.sleep(0)
+    await engine.fingerprint()
+    await engine.fingerprint()
+    return task
+
+
+def test_draining_lets_running_requests_end_with_the_old_weights():
+    async def scene(actor: Worker, engines: list[TransformersEngine]):
+        running = await begin(engines[0])
+        await MemorySync(actor, engines, drain=True, recompute_kv=False).publish(1)
+        assert running.done()
+        assert (await running).versions == (0,) * 110
+
+    play(scene, TransformersEngine)
+
+
+@pytest.mark.parametrize("recompute_kv", [True, False])
+def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: bool):
+    async def scene(actor: Worker, engines: list[TransformersEngine]):
+        running = await begin(engines[0])
+        await MemorySync(actor, engines, drain=False, recompute_kv=recompute_kv).publish(1)
+        written = await running
+        assert set(written.versions) == {0, 1}
+        before = written.versions.count(0)
+        law = replace(LONG, max_new_tokens=110 - before)
+        fresh = await engines[0].generate([*PROMPT, *written.tokens[:before]], law)
+        assert ((fresh.tokens, fresh.logprobs) == (written.tokens[before:], written.logprobs[before:])) == recompute_kv
+
+    play(scene, TransformersEngine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        (Forgetful, "model.embed_tokens.weight"),
+        (Half, "model.layers.1.self_attn.q_proj.weight"),
+        (Swapped, "model.layers.0.self_attn.q_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("drain", [True, False])
+def test_an_engine_with_other_weights_ends_the_run_at_the_first_sync(
+    kind: type[TransformersEngine], tensor: str, drain: bool, caplog: pytest.LogCaptureFixture
+):
+    async def scene(actor: Worker, engines: list[TransformersEngine]):
+        with pytest.raises(RuntimeError, match=rf"version 1 engine 1 holds other weights: {tensor} is float32.* there"):
+            await MemorySync(actor, engines, drain=drain, recompute_kv=True).publish(1)
+        tasks = [asyncio.create_task(engine.generate(PROMPT, SAMPLED)) for engine in engines]
+        await asyncio.sleep(0)
+        for engine in engines:
+            await engine.fingerprint()
+        assert [engine.tokens_written for engine in engines] == [0, 0], "none writes with weights that are unproven"
+        for task in tasks:
+            task.cancel()
+
+    with caplog.at_level(logging.ERROR):
+        play(scene, TransformersEngine, kind)
+    assert "publishing version 1 failed: the engines stay paused" in caplog.text
+
+
+@pytest.mark.parametrize(("drain", "recompute_kv"), [(True, False), (False, True)])
+def test_the_weights_are_exported_before_the_pause(drain: bool, recompute_kv: bool):
+    events: list[str] = []
+
+    class Exporting(Worker):
+        def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            events.append("export")
+            return super().export_weights()
+
+    async def scene(actor: Worker, engines: list[TransformersEngine]):
+        for engine in engines:
+            assert isinstance(engine, Diary)
+            engine.start_diary(events)
+        await MemorySync(actor, engines, drain=drain, recompute_kv=recompute_kv).publish(4)
+
+    play(scene, Diary, trainer=Exporting)
+    assert events == ["export", f"pause drain={drain}", "load 4", f"resume recompute_kv={recompute_kv}"]
+
+
+def test_an_error_while_exporting_leaves_the_engines_at_work():
+    class Broken(Worker):
+        def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from list(super().export_weights())[:3]
+            raise OSError("the trainer is gone")
+
+    async def scene(actor: Worker, engines: list[TransformersEngine]):
+        with pytest.raises(OSError, match="the trainer is gone"):
+            await MemorySync(actor, engines, drain=False, recompute_kv=True).publish(1)
+        assert (await engines[0].generate(PROMPT, SAMPLED)).versions == (0,) * 12
+
+    play(scene, TransformersEngine, trainer=Broken)
