@@ -250,7 +250,12 @@ def build_controller(
         roll_out=roll_out,
         buffer=Buffer(build_sampler(config.async_rl.sampler)),
         plane=house.plane,
-        sync=MemorySync(house.models["actor"], [house.engine]),
+        sync=MemorySync(
+            house.models["actor"],
+            [house.engine],
+            drain=config.async_rl.weight_update == "drain",
+            recompute_kv=config.async_rl.recompute_kv_cache_after_weight_updates,
+        ),
         gpus=OwnDevices(),
         evaluate=build_evaluator(config, house, run_dir / "validation"),
         save=checkpoints.save if config.checkpointing.enabled else None,

@@ -34,3 +34,16 @@ def test_every_sampler_trains_with_and_without_a_critic(tmp_path: Path, sampler:
     ran = run(short_config(f"async_rl.sampler={sampler}", recipe=recipe), tmp_path)
     assert [record["rollout/samples"] for record in ran.records] == [8, 8, 8]
     assert ran.records[-1]["run/version"] == 3
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_weights_may_change_while_a_response_is_written(tmp_path: Path, recompute: str):
+    changes = (
+        "async_rl.sampler.max_lookahead_versions=2",
+        "async_rl.weight_update=in_flight",
+        f"async_rl.recompute_kv_cache_after_weight_updates={recompute}",
+        "ppo.max_num_steps=5",
+    )
+    ran = run(short_config(*changes), tmp_path)
+    assert [record["rollout/samples"] for record in ran.records] == [8] * 5
+    assert max(record["staleness/max"] for record in ran.records) <= 2
