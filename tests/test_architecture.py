@@ -26,7 +26,9 @@ MAY_IMPORT = {
     "metrics": FLOOR,
     "train": FLOOR | {"algorithms"},
     "control": FLOOR | {"algorithms", "metrics"},
-    "launch": FLOOR | {"algorithms", "control", "data", "envs", "metrics", "plane", "rollout", "train", "weights"},
+    "simulation": FLOOR | {"control", "metrics", "plane"},
+    "launch": FLOOR
+    | {"algorithms", "control", "data", "envs", "metrics", "plane", "rollout", "simulation", "train", "weights"},
     "cli": {"launch", "config"},
     "__main__": {"cli"},
     "__init__": set(),

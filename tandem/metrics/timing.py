@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,11 +45,19 @@ class Timeline:
         ...
     """
 
-    def __init__(self, path: Path | None = None, *, max_events: int = MAX_EVENTS) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        max_events: int = MAX_EVENTS,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """`clock_ns` is the wall's clock, or a simulation's."""
+        self._clock_ns = clock_ns
         self._sums: dict[str, float] = {}
         self._tracks: dict[str, _Track] = {}
         self._lock = threading.Lock()
-        self._start_ns = time.perf_counter_ns()
+        self._start_ns = clock_ns()
         self._left = max_events
         self._max_events = max_events
         self._path = path
@@ -66,11 +74,11 @@ class Timeline:
         row = track or name.split("/")[0]
         with self._lock:
             lane = self._enter(row)
-        begin = time.perf_counter_ns()
+        begin = self._clock_ns()
         try:
             yield
         finally:
-            end = time.perf_counter_ns()
+            end = self._clock_ns()
             with self._lock:
                 self._leave(row, lane)
                 self._sums[name] = self._sums.get(name, 0.0) + (end - begin) / 1e9
@@ -79,7 +87,7 @@ class Timeline:
 
     def counter(self, name: str, value: float) -> None:
         """Draw `value` from now on as a step curve, on the track named by the part before the first slash."""
-        now = self._microseconds(time.perf_counter_ns())
+        now = self._microseconds(self._clock_ns())
         with self._lock:
             pid = self._track(name.split("/")[0]).pid
             self._write({"ph": "C", "name": name, "pid": pid, "ts": now, "args": {"value": value}})
