@@ -79,6 +79,7 @@ class Controller:
                 sides.create_task(self.producer.run(lambda: self.version)),
                 sides.create_task(self.producer.watchdog.watch()),
             ]
+            await asyncio.sleep(0)  # rollouts of a checkpoint begin again before a sampler judges how old they are
             await self._train()
             for task in beside:
                 task.cancel()

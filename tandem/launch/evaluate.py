@@ -61,7 +61,7 @@ async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Me
             actor = build_trainer("actor", config, house)
             house.models["actor"] = actor
             await actor.load(checkpoint / "actor")
-            await MemorySync(actor, [house.engine]).publish(0)
+            await MemorySync(actor, [house.engine], drain=True, recompute_kv=False).publish(0)
         evaluator = build_evaluator(config, house, answers)
         assert evaluator is not None, "checked above"
         step = int(checkpoint.name.removeprefix("step_")) if checkpoint else 0

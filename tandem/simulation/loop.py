@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Time starts at 0. `watch` is called whenever all that was ready has run; what it raises ends the run there."""
 
     def __init__(self, watch: Callable[[], None] | None = None) -> None:
-        self._watch = watch
+        self.watch = watch
         self._leap = Leap(self._look, self._describe_deadlock)
         super().__init__(self._leap)
         self._clock_resolution = 1e-6  # asyncio's own field: events closer than this are of one moment. Above a float's error
@@ -49,10 +49,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         raise RuntimeError(f"{func} asks for a thread, which a simulation does not have: simulate what calls it")
 
     def _look(self) -> None:
-        watch, self._watch = self._watch, None  # once it has raised, the loop only tidies up
+        watch, self.watch = self.watch, None  # once it has raised, the loop only tidies up
         if watch is not None:
             watch()
-            self._watch = watch
+            self.watch = watch
 
     def _describe_deadlock(self) -> str:
         waits = sorted(f"{task.get_name()} at {place_of(task)}" for task in asyncio.all_tasks(self))
@@ -64,8 +64,16 @@ def run_virtual(coroutine: Coroutine[Any, Any, Result], *, watch: Callable[[], N
 
     `watch` is called after each round of events; what it raises ends the run there, as if the process were killed.
     """
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(watch)) as runner:
-        return runner.run(coroutine)
+    loop = VirtualLoop(watch)
+
+    async def watched() -> Result:
+        try:
+            return await coroutine
+        finally:
+            loop.watch = None
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(watched())
 
 
 def place_of(task: asyncio.Task[Any]) -> str:

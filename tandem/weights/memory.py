@@ -20,7 +20,7 @@ class MemorySync:
     """Publishes the actor's weights to every engine of this process."""
 
     def __init__(
-        self, actor: Trainer, engines: Sequence[Engine], *, drain: bool = True, recompute_kv: bool = False
+        self, actor: Trainer, engines: Sequence[Engine], *, drain: bool, recompute_kv: bool
     ) -> None:
         """`drain` lets running requests end first; else they go on, on a cache that `recompute_kv` makes new."""
         self._actor = actor

@@ -81,7 +81,7 @@ def explained(error: BaseException, world: World) -> bool:
     text = str(error)
     named = next((name for name in BUDGETS if name in text and isinstance(error, ValueError)), "")
     if named:
-        world.demand(named == world.over_budget(), f"ended by {text!r}, but {world.over_budget()!r} is exceeded")
+        world.demand(named in world.exceeded, f"ended by {text!r}, but {world.exceeded} are exceeded")
         return True
     if isinstance(error, RuntimeError) and "stall_timeout_s" in text:
         world.demand(bool(world.hanging) and world.case.work.timeout_s is None, f"nothing hangs, yet: {text}")
@@ -155,7 +155,7 @@ def check_end(world: World) -> None:
     """The run has ended well: rightly so, and nothing is left lying about."""
     world.check_every_prompt()
     controller, plan, books = world.controller, world.plan, world.books
-    world.demand(not world.over_budget(), f"{world.over_budget()} is exceeded and the run has ended well")
+    world.demand(not world.exceeded, f"{world.exceeded} is exceeded and the run has ended well")
     full, waiting = controller.step == plan.max_num_steps, controller.buffer.state()
     world.demand(full or (world.data_ended() and not waiting), f"ended at step {controller.step} with {len(waiting)} waiting")
     left_over = [index for index, why in books.untrained.items() if why == "left_over"]

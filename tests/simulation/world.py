@@ -72,6 +72,7 @@ class World:
         self.without_signal = 0
         self.rounds = 0
         self.over_since: int | None = None
+        self.exceeded: set[str] = set()
         self.allowed = controller.buffer.tickets_out
         self.plan = self.case.plan_of_life(self.life)
 
@@ -104,7 +105,7 @@ class World:
         controller = self.controller
         waiting = controller.buffer.tickets_out - controller.buffer._training
         started, ended = controller.producer.next_index, len(self.gone) + len(self.at_hand)
-        over = bool(self.over_budget())  # then the run ends at once: the last prompt keeps its ticket
+        over = bool(self.exceeded)  # then the run ends at once: the last prompt keeps its ticket
         self.demand(over or started == waiting + ended, f"{started} started, {waiting} wait, {ended} trained or accounted for")
         training = controller.buffer._training
         left_over = sum(why == "left_over" for why in self.books.untrained.values())
@@ -117,21 +118,21 @@ class World:
         if self.over_since is None and over:
             self.over_since = self.rounds
         goes_on = self.over_since is not None and self.rounds > self.over_since + GRACE
-        self.demand(not goes_on, f"{self.over_budget()} is exceeded and the run goes on")
+        self.demand(not goes_on, f"{self.exceeded} is exceeded and the run goes on")
         self.demand(self.rounds < MAX_ROUNDS, "the run does not come to an end")
         if self.life < len(self.case.kills) and self.rounds >= self.case.kills[self.life]:
             raise Killed
 
-    def over_budget(self) -> str:
-        """The budget that is exceeded, or nothing."""
+    def note_budgets(self) -> None:
+        """Once a budget is exceeded, the run must end, whatever succeeds afterwards."""
         failures, plan = self.plan.failures, self.plan
-        if self.books.skipped > failures.max_skipped_prompts:
-            return "max_skipped_prompts"
-        if self.books.dropped_in_a_row > failures.max_consecutive_dropped_prompts:
-            return "max_consecutive_dropped_prompts"
-        if self.without_signal > (plan.dynamic_sampling_max_gen_batches - 1) * plan.groups_per_step:
-            return "dynamic_sampling_max_gen_batches"
-        return ""
+        signal = (plan.dynamic_sampling_max_gen_batches - 1) * plan.groups_per_step
+        exceeded = {
+            "max_skipped_prompts": self.books.skipped > failures.max_skipped_prompts,
+            "max_consecutive_dropped_prompts": self.books.dropped_in_a_row > failures.max_consecutive_dropped_prompts,
+            "dynamic_sampling_max_gen_batches": self.without_signal > signal,
+        }
+        self.exceeded |= {name for name, over in exceeded.items() if over}
 
     def account(self, record: Mapping[str, str | int]) -> None:
         """A prompt's turn is over without training."""
@@ -155,12 +156,14 @@ class World:
                 self.demand(self.case.sampler in ("weight_fifo", "windowed"), f"{self.case.sampler} dropped p{index}")
             case "left_over":
                 self.demand(self.data_ended(), f"p{index} is left over before the data has ended")
+        self.note_budgets()
 
     def rolled_out(self, index: int, group: Group | None) -> None:
         """A rollout has ended well."""
         self.books.dropped_in_a_row = 0
         if group is None:
             self.without_signal += 1
+            self.note_budgets()
         else:
             self.groups[index] = group
 
