@@ -34,7 +34,7 @@ def train(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> 
     loaded = load(recipe, [*here, *(overrides or [])])
     from tandem.launch.local import train as train_local
 
-    train_local(loaded)
+    raise typer.Exit(train_local(loaded))
 
 
 @app.command()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Write = Callable[[Sequence[int]], Awaitable[Generation]]
 # A weight by its Hugging Face name. Bytes of equal weights are equal; order is the model's own.
 NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
+# Writes a snapshot into a directory, which it makes. Runs in any thread, at any later time.
+WriteFiles = Callable[[Path], None]
 # Tensor name -> digest of its bytes.
 Fingerprint = Mapping[str, str]
 
@@ -100,9 +102,17 @@ class Trainer(Protocol):
         """The weights by Hugging Face name, in the precision that engines run."""
         ...
 
-    async def save(self, directory: Path) -> None: ...
+    async def snapshot(self, *, copy: bool) -> WriteFiles:
+        """Weights, optimizer and counts as they are now. Without `copy`, write them before anything trains again."""
+        ...
 
-    async def load(self, directory: Path) -> None: ...
+    async def load(self, directory: Path) -> None:
+        """Continue from a snapshot's files. Another architecture: ValueError naming the first tensor that differs."""
+        ...
+
+    async def load_weights(self, directory: Path) -> None:
+        """Start from a snapshot's weights alone, with a fresh optimizer."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -118,8 +128,8 @@ class DataPlane(Protocol):
         """Forget whole rows. Dropping what is not there is no error."""
         ...
 
-    async def save(self, keys: Sequence[int], directory: Path) -> None:
-        """Write these rows with all their columns."""
+    async def snapshot(self, keys: Sequence[int]) -> WriteFiles:
+        """These rows with all their columns as they are now."""
         ...
 
     async def load(self, directory: Path) -> None: ...

@@ -47,7 +47,13 @@ PENALISING = tuple(
     )
 )
 CLIPPING = tuple(f"loss_fn.{name}" for name in ("ratio_clip_min", "ratio_clip_max", "ratio_clip_c", "use_cispo"))
-SAVING = tuple(f"checkpointing.{name}" for name in ("save_period", "save_at_end", "keep_last_n"))
+SAVING = tuple(
+    f"checkpointing.{name}"
+    for name in (
+        *("save_period", "save_at_end", "keep_last_n", "keep_top_k", "metric_name", "higher_is_better", "async_save"),
+        "checkpoint_must_save_by",
+    )
+)
 PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_estimator"
 
 TABLE = (

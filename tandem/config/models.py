@@ -99,6 +99,7 @@ class Value(TrainedModel):
 
     model_name: str | None = None  # None: the policy's backbone
     trust_remote_code: bool = False
+    warm_start: str | None = None  # the critic folder of a checkpoint: its weights, with a fresh optimizer
 
 
 class Reference(Section):

@@ -19,8 +19,9 @@ def shipped_recipes() -> dict[str, Path]:
 
 def run_config(name_or_path: str) -> Path | None:
     """The config that a run keeps in its directory, if this names such a directory and no shipped recipe."""
-    config = Path(name_or_path).expanduser() / "config.yaml"
-    return config if name_or_path not in shipped_recipes() and config.is_file() else None
+    folder = Path(name_or_path).expanduser()
+    is_run = (folder / "config.yaml").is_file() and not (folder / "manifest.json").is_file()  # a checkpoint has both
+    return folder / "config.yaml" if is_run and name_or_path not in shipped_recipes() else None
 
 
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:

@@ -80,7 +80,24 @@ class Checkpointing(Section):
     save_period: Count = 10
     save_at_end: bool = True
     keep_last_n: Count = 2
+    keep_top_k: Annotated[int, Field(ge=0)] = 1  # the best by metric_name, besides the newest
+    metric_name: Annotated[str, Field(pattern=r"^(val|train):.+$")] = (
+        "val:accuracy"  # or train:NAME, as train:rollout/reward
+    )
+    higher_is_better: bool = True
+    async_save: bool = False  # copy, then write beside training
+    checkpoint_must_save_by: Annotated[str, Field(pattern=r"^\d+:\d{2}:\d{2}:\d{2}$")] | None = (
+        None  # DD:HH:MM:SS of run time
+    )
     resume: str = "auto"  # auto | never | the path of a checkpoint
+
+    @property
+    def must_save_by_s(self) -> float | None:
+        """Seconds after the start at which the run saves and ends."""
+        if self.checkpoint_must_save_by is None:
+            return None
+        days, hours, minutes, seconds = (int(part) for part in self.checkpoint_must_save_by.split(":"))
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class Wandb(Section):

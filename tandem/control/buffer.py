@@ -28,6 +28,7 @@ class Buffer:
         self._training = 0  # tickets of groups that a step has taken and not yet returned
         self._tickets = 0  # how many may be out at one time; 0 until open() says
         self._ended = False
+        self._stopped = False
         self._changed = asyncio.Condition()
 
     @property
@@ -84,19 +85,27 @@ class Buffer:
             self._ended = True
             self._changed.notify_all()
 
-    async def take(self, version: int, want: int) -> Choice:
-        """The next `want` groups. Waits for the sampler to choose: finish() and end() wake it.
+    async def stop(self) -> None:
+        """Nothing will be trained any more. Wakes take(), which gives nothing from now on."""
+        async with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    async def take(self, version: int, want: int, *, stoppable: bool = True) -> Choice:
+        """The next `want` groups. Waits for the sampler to choose: finish(), end() and stop() wake it.
 
         A choice that only drops or cancels is given out at once: ask again. Fewer groups only when the data has ended,
-        and an empty choice when nothing is left.
+        and an empty choice when nothing is left. A step that has begun is not `stoppable`: it gets its groups.
         """
         async with self._changed:
-            while True:
+            while not (stoppable and self._stopped):
                 wanted = min(want, len(self._entries)) if self._ended else want
                 choice = self._choose(self._entries, version, wanted)
                 if choice is not None:
                     break
                 await self._changed.wait()
+            else:
+                return Choice(())
             for group in choice.take + choice.drop:
                 self._entries.remove(group.index)
             for index in choice.cancel:

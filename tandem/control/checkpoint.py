@@ -1,14 +1,14 @@
-"""Checkpoints: directories that are whole or not there. JSON and safetensors only, no pickle."""
+"""Saving and restoring a run: models, optimizers, random states, buffered samples and counters, at one moment."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import os
 import random
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +16,28 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandem.roles import DataPlane, Trainer
+from tandem.config.run import Checkpointing
+from tandem.control import vault
+from tandem.roles import DataPlane, Trainer, WriteFiles
 
 if TYPE_CHECKING:
     from tandem.control.controller import Controller
 
 log = logging.getLogger(__name__)
 
-MARKER = "COMPLETE"
-LATEST = "latest"
-STATE = "state.json"
+STATE, CONFIG = "state.json", "config.yaml"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a checkpoint this run's: `exact` must be equal; `free` may change, and a change is logged."""
+
+    exact: Mapping[str, Any]
+    free: Mapping[str, Any]
 
 
 class Checkpoints:
-    """Saves and restores a run in one directory of step_N folders."""
+    """Saves and restores a run in one directory."""
 
     def __init__(
         self,
@@ -37,53 +45,77 @@ class Checkpoints:
         *,
         models: Mapping[str, Trainer],
         plane: DataPlane,
-        identity: Mapping[str, Any],
-        keep_last_n: int,
+        identity: Identity,
+        settings: Checkpointing,
+        config_yaml: str,
     ) -> None:
-        """`models` are saved in this order, critic first; `identity` must be equal in a run that resumes."""
+        """`models` are saved in this order, critic first, all or none."""
         self._directory = directory
         self._models = models
         self._plane = plane
-        self._identity = dict(identity)
-        self._keep_last_n = keep_last_n
+        self._identity = identity
+        self._settings = settings
+        self._config_yaml = config_yaml
+        self._writing: asyncio.Task[None] | None = None
 
-    async def save(self, controller: Controller) -> Path:
-        """Write step_N under a temporary name, flush, rename, mark; then forget the oldest beyond keep_last_n."""
-        target = self._directory / f"step_{controller.step:06d}"
-        partial = target.with_suffix(".partial")
-        for stale in (partial, target):
-            shutil.rmtree(stale, ignore_errors=True)
-        partial.mkdir(parents=True)
-        state = controller.state()
-        groups = controller.buffer.finished()
-        await self._plane.save([key for group in groups for key in group.keys], partial / "plane")
+    async def save(self, controller: Controller) -> None:
+        """Write the run as it is now; with `async_save` a copy of it, beside training, one at a time."""
+        if self._writing is not None:
+            await self._writing
+        write = await self._snapshot(controller)
+        if self._settings.async_save:
+            self._writing = controller.beside(asyncio.to_thread(write))
+        else:
+            await asyncio.to_thread(write)
+
+    async def _snapshot(self, controller: Controller) -> Callable[[], None]:
+        copy = self._settings.async_save
+        parts: dict[str, WriteFiles] = {}
+        state = controller.state()  # first: groups that finish while models are copied belong to the next checkpoint
+        keys = [key for group in controller.buffer.finished() for key in group.keys]
+        parts["plane"] = await self._plane.snapshot(keys)
         for name, model in self._models.items():
-            await model.save(partial / name)
-        save_rng(partial)
-        (partial / STATE).write_text(json.dumps({"identity": self._identity, "controller": state}, indent=1))
-        await asyncio.to_thread(flush, partial)
-        partial.rename(target)
-        write_flushed(target / MARKER, f"{controller.step}\n")
-        write_flushed(self._directory / LATEST, f"{target.name}\n")
-        self._forget_old()
-        return target
+            parts[name] = await model.snapshot(copy=copy)
+        identity = {"exact": dict(self._identity.exact), "free": dict(self._identity.free)}
+        texts = {STATE: json.dumps({"identity": identity, "controller": state}, indent=1), CONFIG: self._config_yaml}
+        return partial(self._write, controller.step, controller.score(self._settings.metric_name), parts, texts, rng())
 
-    def _forget_old(self) -> None:
-        for old in complete_checkpoints(self._directory)[: -self._keep_last_n]:
-            shutil.rmtree(old)
+    def _write(
+        self,
+        step: int,
+        score: float | None,
+        parts: Mapping[str, WriteFiles],
+        texts: Mapping[str, str],
+        random_states: tuple[torch.Tensor, str],
+    ) -> None:
+        """Write one checkpoint. An OSError becomes a RuntimeError that names the file; older ones are intact."""
+        settings = self._settings
+        try:
+            folder = vault.begin(self._directory, step)
+            for name, write in parts.items():
+                write(folder / name)
+            for name, text in texts.items():
+                (folder / name).write_text(text)
+            save_file({"torch": random_states[0]}, folder / "rng.safetensors")
+            (folder / "rng.json").write_text(random_states[1])
+            vault.commit(folder, score=score)
+            vault.prune(
+                self._directory,
+                keep_last_n=settings.keep_last_n,
+                keep_top_k=settings.keep_top_k,
+                higher_is_better=settings.higher_is_better,
+            )
+        except OSError as error:
+            raise RuntimeError(
+                f"the checkpoint of step {step} could not be written: {error}; earlier ones in {self._directory} are "
+                "intact. Free space or mend the permission, then start the same command again"
+            ) from error
 
     async def restore(self, controller: Controller, checkpoint: Path) -> None:
-        """Put a saved run back into these roles. Raises ValueError when it is another run's or not whole."""
-        if not (checkpoint / MARKER).is_file():
-            raise ValueError(f"{checkpoint} is no whole checkpoint: it has no file {MARKER}; give a step_N folder")
+        """Put a saved run back into these roles. ValueError when it is another run's, or not as it was written."""
+        await asyncio.to_thread(vault.verified, checkpoint)
         saved = json.loads((checkpoint / STATE).read_text())
-        for key, ours in self._identity.items():
-            theirs = saved["identity"].get(key)
-            if theirs != ours:
-                raise ValueError(
-                    f"{checkpoint} was written with {key}={theirs}, this run has {key}={ours}: "
-                    f"set {key}={theirs} to go on, or start anew with checkpointing.resume=never and another run_dir"
-                )
+        self._check_identity(checkpoint, saved["identity"])
         await self._plane.load(checkpoint / "plane")
         for name, model in self._models.items():
             await model.load(checkpoint / name)
@@ -91,31 +123,37 @@ class Checkpoints:
         controller.restore(saved["controller"])
         log.info("resumed from %s at step %d", checkpoint, controller.step)
 
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return sorted(path.parent for path in directory.glob(f"step_*/{MARKER}"))
+    def _check_identity(self, checkpoint: Path, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        theirs = saved["exact"]
+        wrong = [
+            f"{key} was {theirs.get(key)!r} and is {ours!r}: set it back, or start anew in another run_dir"
+            for key, ours in self._identity.exact.items()
+            if theirs.get(key) != ours
+        ]
+        if wrong:
+            raise ValueError(f"{checkpoint} is another run's: " + "; ".join(wrong))
+        for key, ours in self._identity.free.items():
+            if saved["free"].get(key) != ours:
+                log.warning("resumed with another %s: it was %s and is %s", key, saved["free"].get(key), ours)
 
 
 def find_checkpoint(resume: str, directory: Path) -> Path | None:
-    """The checkpoint that `checkpointing.resume` asks for: auto takes the newest whole one, if there is any."""
+    """The checkpoint that `checkpointing.resume` asks for: auto takes the newest that is as it was written."""
     if resume == "never":
         return None
     if resume == "auto":
-        return next(reversed(complete_checkpoints(directory)), None)
-    path = Path(resume)
+        return vault.newest_verified(directory)
+    path = Path(resume).expanduser()
     if not path.is_dir():
         raise ValueError(f"checkpointing.resume={resume}: no such directory; give auto, never, or a step_N folder")
     return path
 
 
-def save_rng(directory: Path) -> None:
+def rng() -> tuple[torch.Tensor, str]:
     """The global random states of torch, numpy and Python. Tandem itself draws by counters, user code may not."""
-    save_file({"torch": torch.get_rng_state()}, directory / "rng.safetensors")
     numpy = np.random.get_state(legacy=False)
     numpy["state"]["key"] = numpy["state"]["key"].tolist()
-    rest = {"numpy": numpy, "python": random.getstate()}
-    (directory / "rng.json").write_text(json.dumps(rest))
+    return torch.get_rng_state(), json.dumps({"numpy": numpy, "python": random.getstate()})
 
 
 def load_rng(directory: Path) -> None:
@@ -126,22 +164,3 @@ def load_rng(directory: Path) -> None:
     np.random.set_state(rest["numpy"])
     version, internal, following = rest["python"]
     random.setstate((version, tuple(internal), following))
-
-
-def flush(directory: Path) -> None:
-    """Force every file below, and the directories, to disk."""
-    for path in [*directory.rglob("*"), directory]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def write_flushed(path: Path, text: str) -> None:
-    """Write a small file so that it is whole or the old one remains."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    with partial.open() as file:
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -68,42 +68,71 @@ class Controller:
         self._clock = clock
         self._sinks = sinks
         self._accounts = accounts
+        self._sides: asyncio.TaskGroup | None = None  # while it runs
+        self._newest: dict[str, float] = {}  # the records of the last step
+        self.stopped = ""  # why the run ends before its time
+        self._asked_to_stop = asyncio.Event()  # set by stop(), which a signal may call at any time
 
     async def run(self) -> None:
         """Train until the steps or the data end. The first error of either side ends both."""
         await self._sync.publish(self.version)  # engines start with a model's file, a resumed actor is elsewhere
         if self.step == 0 and self.plan.val_at_start:
             await self._validate()
-        async with asyncio.TaskGroup() as sides:
+        async with asyncio.TaskGroup() as self._sides:
+            sides = self._sides
             beside = [
                 sides.create_task(self.producer.run(lambda: self.version)),
                 sides.create_task(self.producer.watchdog.watch()),
+                sides.create_task(self._stop_when_asked()),
             ]
             await asyncio.sleep(0)  # rollouts of a checkpoint begin again before a sampler judges how old they are
             await self._train()
             for task in beside:
                 task.cancel()
 
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside the loop; its error ends the run, and the run waits for its end."""
+        assert self._sides is not None, "the loop runs"
+        return self._sides.create_task(work)
+
+    def stop(self, why: str) -> None:
+        """End after the step that trains now, or at once if none does; the run is saved first."""
+        self.stopped = self.stopped or why
+        self._asked_to_stop.set()
+
+    async def _stop_when_asked(self) -> None:
+        await self._asked_to_stop.wait()
+        await self.buffer.stop()
+
     async def _train(self) -> None:
-        while self.step < self.plan.max_num_steps:
+        while self.step < self.plan.max_num_steps and not self.stopped:
             started = now()
             await self.buffer.open(self.plan.tickets(self.step))
             first = await self._take(self.plan.groups_per_chunk)
+            if self.stopped and not first:
+                break
             if len(first) < self.plan.min_groups:
                 self._leave_over(first)
                 log.info("the data has ended after %d of %d steps", self.step, self.plan.max_num_steps)
                 break
             await self._train_on(first, started)
+        if self.stopped:
+            await self._save_last()
+            return
         if self._evaluate and self.plan.val_at_end and not self._validates_at(self.step):
             await self._validate()
-        if self._save and self.plan.save_at_end and self.step % self.plan.save_period:
+        if self.plan.save_at_end:
+            await self._save_last()
+
+    async def _save_last(self) -> None:
+        if self._save and self.step % self.plan.save_period:
             await self._save(self)
 
-    async def _take(self, want: int) -> tuple[Group, ...]:
+    async def _take(self, want: int, *, stoppable: bool = True) -> tuple[Group, ...]:
         """The next groups; what the sampler gives up meanwhile is forgotten. Empty: the data has ended."""
         with self._waiting(f"{want} groups for step {self.step}", "control/wait_for_groups"):
             while True:
-                choice = await self.buffer.take(self.version, want)
+                choice = await self.buffer.take(self.version, want, stoppable=stoppable)
                 await self.producer.discard(choice.drop, choice.cancel)
                 if choice.take or not (choice.drop or choice.cancel):
                     return choice.take
@@ -118,7 +147,7 @@ class Controller:
         yield Batch.of(groups)
         while len(groups) < self.plan.groups_per_step:
             left = self.plan.groups_per_step - len(groups)
-            more = await self._take(min(self.plan.groups_per_chunk, left))
+            more = await self._take(min(self.plan.groups_per_chunk, left), stoppable=False)
             if not more:
                 return
             groups.extend(more)
@@ -140,6 +169,7 @@ class Controller:
         await self.plane.drop([key for group in groups for key in group.keys])
         self.step += 1
         self.producer.watchdog.progress()
+        self._newest = {}
         self._report(metrics, now() - started)
         if self._validates_at(self.step):
             await self._validate()
@@ -174,7 +204,14 @@ class Controller:
         }
         self._write(record)
 
+    def score(self, metric: str) -> float | None:
+        """`train:NAME` or `val:NAME` of the step that has just been trained; None in critic warm-up, or without it."""
+        kind, _, name = metric.partition(":")
+        in_warm_up = not self.plan.trains_policy(self.step - 1)
+        return None if in_warm_up else self._newest.get(f"val/{name}" if kind == "val" else name)
+
     def _write(self, record: dict[str, float]) -> None:
+        self._newest |= record
         for sink in self._sinks:
             sink.write(self.step, record)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +37,12 @@ class Chat:
         self.pad_token_id: int = self.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._check_arguments()
         self._check_probe()
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of vocabulary and template: two runs with equal ones turn text into the same ids."""
+        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        return hashlib.blake2b((vocabulary + self._template).encode(), digest_size=8).hexdigest()
 
     def encode(self, question: str) -> tuple[int, ...]:
         """The ids of a chat that ends where the assistant's answer begins."""

@@ -12,10 +12,11 @@ import torch
 from tandem.algorithms.ppo import PPO
 from tandem.config import Config
 from tandem.config.algorithm import HlGaussValueLoss, ValueLoss
+from tandem.config.check import to_yaml
 from tandem.config.models import TrainedModel
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
-from tandem.control.checkpoint import Checkpoints
+from tandem.control.checkpoint import Checkpoints, Identity
 from tandem.control.controller import Controller
 from tandem.control.evaluate import Evaluator
 from tandem.control.plan import Plan
@@ -25,7 +26,7 @@ from tandem.data.prompts import Prompts, rows_of
 from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.gpus import OwnDevices
-from tandem.launch.models import DTYPES, load_causal_lm, load_tokenizer
+from tandem.launch.models import DTYPES, architecture_of, load_causal_lm, load_tokenizer
 from tandem.launch.run_dir import append_record
 from tandem.metrics.timing import Timeline
 from tandem.plane.memory import MemoryPlane
@@ -53,6 +54,7 @@ class House:
     engine: TransformersEngine
     env: Environment
     plane: DataPlane
+    architecture: str
     models: dict[str, Trainer] = field(default_factory=dict)
 
     async def close(self) -> None:
@@ -93,7 +95,7 @@ def build_house(config: Config) -> House:
         pad_token_id=chat.pad_token_id,
     )
     env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
-    return House(chat, train_set, validation_set, engine, env, PLANES[config.data_plane.name]())
+    return House(chat, train_set, validation_set, engine, env, PLANES[config.data_plane.name](), architecture_of(model))
 
 
 def check_length(config: Config, positions: int) -> None:
@@ -226,13 +228,9 @@ def build_controller(
         run_dir / "checkpoints",
         models={name: model for name, model in house.models.items() if name != "reference"},
         plane=house.plane,
-        identity={
-            "seed": config.seed,
-            "algorithm": "ppo" if config.ppo else "grpo",
-            "num_generations_per_prompt": config.algorithm.num_generations_per_prompt,
-            "data.train": config.data.train.model_dump(mode="json"),
-        },
-        keep_last_n=config.checkpointing.keep_last_n,
+        identity=identity_of(config, house),
+        settings=config.checkpointing,
+        config_yaml=to_yaml(config),
     )
     roll_out = GroupRollOut(
         env=house.env,
@@ -264,6 +262,33 @@ def build_controller(
         accounts=Accounts(partial(append_record, run_dir / "untrained.jsonl")),
     )
     return controller, checkpoints
+
+
+def identity_of(config: Config, house: House) -> Identity:
+    """What a resumed run must share with its checkpoint, and what it may change."""
+    algorithm, section = config.algorithm, "ppo" if config.ppo else "grpo"
+    return Identity(
+        exact={
+            "seed": config.seed,
+            "algorithm": section,
+            f"{section}.adv_estimator.name": algorithm.adv_estimator.name,
+            f"{section}.num_prompts_per_step": algorithm.num_prompts_per_step,
+            f"{section}.num_generations_per_prompt": algorithm.num_generations_per_prompt,
+            f"{section}.ppo_epochs": algorithm.ppo_epochs,
+            "policy.train_global_batch_size": config.policy.train_global_batch_size,
+            "the policy's architecture": house.architecture,
+            "the tokenizer": house.chat.fingerprint,
+            "data.train": config.data.train.model_dump(mode="json"),
+            "data.shuffle": config.data.shuffle,
+            "prompts in an epoch": len(house.train_set),
+        },
+        free={
+            "async_rl.sampler": config.async_rl.sampler.model_dump(mode="json"),
+            f"{section}.max_num_steps": algorithm.max_num_steps,
+            "policy.optimizer": config.policy.optimizer.model_dump(mode="json"),
+            "value.optimizer": config.value.optimizer.model_dump(mode="json") if config.value else None,
+        },
+    )
 
 
 def plan_of(config: Config, prompts_per_epoch: int) -> Plan:

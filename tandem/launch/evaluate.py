@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tandem.config import Config
 from tandem.config.load import load
-from tandem.control.checkpoint import complete_checkpoints
+from tandem.control import vault
 from tandem.launch.build import build_evaluator, build_house, build_trainer
 from tandem.launch.local import quiet_libraries
 from tandem.launch.run_dir import CONFIG
@@ -42,15 +42,15 @@ def resolve(target: str) -> tuple[str, Path | None]:
     path = Path(target).expanduser()
     if not path.is_dir():
         return target, None
+    if (path / vault.MARKER).is_file():
+        vault.verified(path)
+        return str(path / CONFIG), path
     if (path / CONFIG).is_file():
-        whole = complete_checkpoints(path / "checkpoints")
+        whole = vault.marked(path / "checkpoints")
         if not whole:
             raise ValueError(f"{target} holds no whole checkpoint yet; it saves every checkpointing.save_period steps")
         return str(path / CONFIG), whole[-1]
-    run_config = path.parents[1] / CONFIG if len(path.parents) > 1 else path
-    if not run_config.is_file():
-        raise ValueError(f"{target} is neither a run directory (with {CONFIG}) nor one of its checkpoints")
-    return str(run_config), path
+    raise ValueError(f"{target} is neither a run directory (with {CONFIG}) nor one of its checkpoints")
 
 
 async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Metrics:
@@ -60,7 +60,7 @@ async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Me
         if checkpoint is not None:
             actor = build_trainer("actor", config, house)
             house.models["actor"] = actor
-            await actor.load(checkpoint / "actor")
+            await actor.load_weights(checkpoint / "actor")
             await MemorySync(actor, [house.engine], drain=True, recompute_kv=False).publish(0)
         evaluator = build_evaluator(config, house, answers)
         assert evaluator is not None, "checked above"

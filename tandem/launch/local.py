@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from tandem.config import Config
 from tandem.config.check import to_yaml
 from tandem.config.loaded import Loaded
 from tandem.control.checkpoint import find_checkpoint
+from tandem.control.controller import Controller
 from tandem.launch.answers import before_and_after
 from tandem.launch.build import build_controller, build_house
 from tandem.launch.run_dir import CONFIG, choose_run_dir, hold, logging_to
@@ -22,6 +26,9 @@ from tandem.metrics.console import Display
 from tandem.metrics.sinks import first_value, open_sinks
 from tandem.metrics.timing import Timeline
 from tandem.roles import Sink
+
+TERMINATED, OUT_OF_TIME = "SIGTERM", "checkpointing.checkpoint_must_save_by"
+EXIT_CODES = {TERMINATED: 143, OUT_OF_TIME: 75}  # 75: not finished, run it again
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,8 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def train(loaded: Loaded) -> None:
-    """Run a recipe to its end. Raises ValueError for bad input before anything is trained."""
+def train(loaded: Loaded) -> int:
+    """Run a recipe to its end; the exit code. Raises ValueError for bad input before anything is trained."""
     config = loaded.config
     quiet_libraries()
     if config.cluster.num_threads:
@@ -52,21 +59,53 @@ def train(loaded: Loaded) -> None:
         resume_from = find_checkpoint(config.checkpointing.resume, place.run_dir / "checkpoints")
         (place.run_dir / CONFIG).write_text(to_yaml(config.model_copy(update={"run_dir": str(place.run_dir)})))
         try:
-            asyncio.run(session(config, place, resume_from))
+            stopped = asyncio.run(session(config, place, resume_from))
         except KeyboardInterrupt:
-            place.console.print(how_to_go_on(place.run_dir), soft_wrap=True, highlight=False)
+            place.console.print(how_to_go_on("interrupted", place.run_dir), soft_wrap=True, highlight=False)
             raise
+        if stopped:
+            place.console.print(how_to_go_on(f"stopped by {stopped}", place.run_dir), soft_wrap=True, highlight=False)
+    return EXIT_CODES.get(stopped, 0)
 
 
-def how_to_go_on(run_dir: Path) -> str:
-    """What a user who pressed Ctrl-C wants to know."""
+def how_to_go_on(why: str, run_dir: Path) -> str:
+    """What a user whose run ended early wants to know."""
     newest = find_checkpoint("auto", run_dir / "checkpoints")
     kept = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
-    return f"interrupted; {kept}. Go on with: tandem train {run_dir}"
+    return f"{why}; {kept}. Go on with: tandem train {run_dir}"
 
 
-async def session(config: Config, place: Place, resume_from: Path | None) -> None:
-    """Build the house, run the loop in it, and leave it tidy whatever happens."""
+def folder(warm_start: str) -> Path:
+    """The critic's folder of a checkpoint. ValueError when it is none."""
+    path = Path(warm_start).expanduser()
+    if not (path / "model.safetensors").is_file():
+        raise ValueError(
+            f"value.warm_start={warm_start} holds no model.safetensors; give RUN/checkpoints/step_N/critic"
+        )
+    return path
+
+
+@contextmanager
+def stops(controller: Controller, limit_s: float | None) -> Generator[None]:
+    """SIGTERM, or the time limit of the recipe, lets the run save and end. A second SIGTERM ends it at once."""
+    loop = asyncio.get_running_loop()
+
+    def terminate() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        controller.stop(TERMINATED)
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    timer = loop.call_later(limit_s, controller.stop, OUT_OF_TIME) if limit_s else None
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        if timer:
+            timer.cancel()
+
+
+async def session(config: Config, place: Place, resume_from: Path | None) -> str:
+    """Build the house, run the loop in it, and leave it tidy whatever happens. Returns why it ended early, or ''."""
     house = build_house(config)
     timeline = Timeline(place.run_dir / "timeline.json" if config.logger.timeline else None)
     display = Display(config.logger.console, console=place.console)
@@ -75,6 +114,8 @@ async def session(config: Config, place: Place, resume_from: Path | None) -> Non
         controller, checkpoints = build_controller(config, house, run_dir=place.run_dir, timeline=timeline, sinks=sinks)
         if resume_from:
             await checkpoints.restore(controller, resume_from)
+        elif config.value and config.value.warm_start:
+            await house.models["critic"].load_weights(folder(config.value.warm_start))
         sinks += open_sinks(
             config.logger,
             run_dir=place.run_dir,
@@ -87,10 +128,14 @@ async def session(config: Config, place: Place, resume_from: Path | None) -> Non
             first_step=controller.step,
             accuracy_before=first_value(place.run_dir / "metrics.jsonl", "val/accuracy") if resume_from else None,
         )
-        await controller.run()
+        with stops(controller, config.checkpointing.must_save_by_s):
+            await controller.run()
+        if controller.stopped:
+            return controller.stopped
         for line in before_and_after(place.run_dir / "validation", config.logger.num_val_samples_to_print):
             display.note(line)
         display.summary(place.run_dir, tips(config))
+        return ""
     finally:
         for sink in sinks:
             sink.close()

@@ -71,6 +71,13 @@ def load_tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizer
     return tokenizer
 
 
+def architecture_of(model: PreTrainedModel) -> str:
+    """A short name of a model's shape: its class, sizes and parameter count, not its weights."""
+    config = model.config.get_text_config()
+    sizes = f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, vocabulary {config.vocab_size}"
+    return f"{type(model).__name__} ({sizes}, {sum(p.numel() for p in model.parameters())} parameters)"
+
+
 def refusal(kind: str, name: str, error: Exception) -> str:
     """Why a model cannot be loaded, in one line."""
     reason = " ".join(str(error).split())

@@ -9,6 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tandem.roles import WriteFiles
+
 FILE = "rows.safetensors"
 
 
@@ -49,11 +51,15 @@ class MemoryPlane:
         for key in keys:
             self._rows.pop(key, None)
 
-    async def save(self, keys: Sequence[int], directory: Path) -> None:
-        """Write these rows, all columns, as one safetensors file."""
-        directory.mkdir(parents=True, exist_ok=True)
+    async def snapshot(self, keys: Sequence[int]) -> WriteFiles:
+        """These rows, all columns, to be written as one safetensors file. Rows are never changed, so none is copied."""
         cells = {f"{key}/{name}": tensor.contiguous() for key in keys for name, tensor in self._row(key).items()}
-        save_file(cells, directory / FILE)
+
+        def write(directory: Path) -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+            save_file(cells, directory / FILE)
+
+        return write
 
     def _row(self, key: int) -> dict[str, torch.Tensor]:
         if key not in self._rows:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandem.control.watchdog import now
 from tandem.metrics.timing import Timeline
+from tandem.types import RolloutFailed
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class SimulatedEngines:
         self._tokens_per_s = tokens_per_s
         self._slots = [asyncio.Semaphore(slots) for _ in range(engines)]
         self._load = [0] * engines
+        self._requests: list[set[asyncio.Timeout]] = [set() for _ in range(engines)]
         self._timeline = timeline
         self._open = asyncio.Event()  # set: requests may begin. pause() clears it, resume() sets it
         self._open.set()
@@ -40,19 +42,32 @@ class SimulatedEngines:
         self._frozen_s = 0.0  # in freezes that are over
 
     async def write(self, tokens: int) -> Written:
-        """A response of this length. Waits for a slot, and for resume()."""
+        """A response of this length. Waits for a slot, and for resume(). RolloutFailed when its engine crashes."""
         engine = self._load.index(min(self._load))
         self._load[engine] += 1
         try:
-            async with self._slots[engine]:
-                while not self._open.is_set():
-                    await self._open.wait()
-                with self._slot_busy(engine):
-                    oldest = self.version
-                    await self._work(tokens / self._tokens_per_s)
-                    return Written(oldest, self.version)
+            async with asyncio.timeout(None) as life:
+                self._requests[engine].add(life)
+                return await self._write(engine, tokens)
+        except TimeoutError as error:
+            raise RolloutFailed(f"engine {engine} died", "infrastructure") from error
         finally:
             self._load[engine] -= 1
+            self._requests[engine].discard(life)
+
+    async def _write(self, engine: int, tokens: int) -> Written:
+        async with self._slots[engine]:
+            while not self._open.is_set():
+                await self._open.wait()
+            with self._slot_busy(engine):
+                oldest = self.version
+                await self._work(tokens / self._tokens_per_s)
+                return Written(oldest, self.version)
+
+    def crash(self, engine: int) -> None:
+        """Every request of this engine fails now. Another process takes its place at once."""
+        for request in self._requests[engine]:
+            request.reschedule(now())
 
     async def pause(self, *, drain: bool) -> None:
         """Nothing begins. `drain` waits until nothing is written; without it, writing stands still."""

@@ -39,7 +39,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.watch = watch
         self._leap = Leap(self._look, self._describe_deadlock)
         super().__init__(self._leap)
-        self._clock_resolution = 1e-6  # asyncio's own field: events closer than this are of one moment. Above a float's error
+        self._clock_resolution = (
+            1e-6  # asyncio's own field: events closer than this are of one moment. Above a float's error
+        )
 
     def time(self) -> float:
         return self._leap.now_s

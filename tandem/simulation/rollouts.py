@@ -62,11 +62,19 @@ class SimulatedRollOut:
         fate = self._fate(prompt.index, attempt)
         lengths = [self._times.length(prompt.index, sample, attempt) for sample in range(self._times.samples)]
         try:
-            async with asyncio.timeout(self._times.timeout_s), asyncio.TaskGroup() as samples:
-                tasks = [samples.create_task(self._sample(tokens, fate)) for tokens in lengths]
+            async with asyncio.timeout(self._times.timeout_s):
+                written = await self._write(lengths, fate)
         except TimeoutError as error:
             raise RolloutFailed(f"no response within {self._times.timeout_s} s", "infrastructure") from error
-        return await self._group(prompt, lengths, [task.result() for task in tasks], fate)
+        return await self._group(prompt, lengths, written, fate)
+
+    async def _write(self, lengths: list[int], fate: Fate) -> list[Written]:
+        try:
+            async with asyncio.TaskGroup() as samples:
+                tasks = [samples.create_task(self._sample(tokens, fate)) for tokens in lengths]
+        except* RolloutFailed as failures:
+            raise RolloutFailed(str(failures.exceptions[0]), "infrastructure") from failures
+        return [task.result() for task in tasks]
 
     async def _sample(self, tokens: int, fate: Fate) -> Written:
         written = await self._engines.write(tokens * STRETCH.get(fate, 1))
@@ -76,9 +84,7 @@ class SimulatedRollOut:
             await asyncio.sleep(self._times.score_s)
         return written
 
-    async def _group(
-        self, prompt: Prompt, lengths: list[int], written: list[Written], fate: Fate
-    ) -> Group | None:
+    async def _group(self, prompt: Prompt, lengths: list[int], written: list[Written], fate: Fate) -> Group | None:
         if fate == "infrastructure":
             raise RolloutFailed("the engine broke", "infrastructure")
         if fate in ("data", "nan"):

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tandem.roles import WriteFiles
 from tandem.types import Metrics
 
 
@@ -93,8 +94,14 @@ class Backend(Protocol):
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
-    def save(self, directory: Path) -> None: ...
+    def snapshot(self, copy: bool) -> WriteFiles:
+        """Weights, optimizer and counts as they are now; `copy` lets training go on before they are written."""
+        ...
 
     def load(self, directory: Path) -> None: ...
+
+    def load_weights(self, directory: Path) -> None:
+        """Only the weights; the optimizer stays as it is built."""
+        ...
 
     def close(self) -> None: ...

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem.config.models import Schedule, TrainedModel
+from tandem.roles import WriteFiles
 from tandem.train.backend import StepReport
 
 TENSORS, COUNTS = "optimizer.safetensors", "optimizer.json"
@@ -104,20 +105,24 @@ class Optimizer:
         """Drop the accumulated gradient."""
         self._adamw.zero_grad(set_to_none=True)
 
-    def save(self, directory: Path) -> None:
+    def snapshot(self, copy: bool) -> WriteFiles:
         """Moments by parameter name, float32 exact; counts as JSON."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         tensors = {
-            f"{names[parameter]}/{key}": value.contiguous()
+            f"{names[parameter]}/{key}": held(value, copy)
             for parameter, state in self._adamw.state.items()
             for key, value in state.items()
         }
-        save_file(tensors, directory / TENSORS)
         counts = {"steps": self._steps, "refusals": self._refusals, "total_steps": self._total_steps}
-        (directory / COUNTS).write_text(json.dumps(counts))
+
+        def write(directory: Path) -> None:
+            save_file(tensors, directory / TENSORS)
+            (directory / COUNTS).write_text(json.dumps(counts))
+
+        return write
 
     def load(self, directory: Path) -> None:
-        """Continue where `save` stood. The schedule's length and the knobs are this run's own."""
+        """Continue where the snapshot stood. The schedule's length and the knobs are this run's own."""
         counts = json.loads((directory / COUNTS).read_text())
         self._steps, self._refusals = counts["steps"], counts["refusals"]
         self.clear()
@@ -126,3 +131,9 @@ class Optimizer:
             parameter_name, key = name.rsplit("/", 1)
             parameter = self.parameters[parameter_name]
             self._adamw.state[parameter][key] = value.to(parameter.device)
+
+
+def held(tensor: Tensor, copy: bool) -> Tensor:
+    """A tensor for a snapshot, on the CPU; `copy` keeps it from what training does next."""
+    there = tensor.detach().to("cpu")
+    return there.clone().contiguous() if copy and there.data_ptr() == tensor.data_ptr() else there.contiguous()

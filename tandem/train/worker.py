@@ -13,7 +13,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from tandem.config.models import SequencePacking
-from tandem.roles import DataPlane
+from tandem.roles import DataPlane, WriteFiles
 from tandem.train.backend import Backend, Output, Pack
 from tandem.train.objectives import Objective
 from tandem.train.packs import pack_batch, unpack_column
@@ -117,13 +117,17 @@ class Worker:
         """See the backend: tensors may be live, so copy them before the next step."""
         return self._backend.export_weights()
 
-    async def save(self, directory: Path) -> None:
+    async def snapshot(self, *, copy: bool) -> WriteFiles:
         """Weights, optimizer and counts, at a step's end: an accumulated gradient is not kept."""
-        await self._run(self._backend.save, directory)
+        return await self._run(self._backend.snapshot, copy)
 
     async def load(self, directory: Path) -> None:
-        """Continue from `save`."""
+        """Continue from a snapshot."""
         await self._run(self._backend.load, directory)
+
+    async def load_weights(self, directory: Path) -> None:
+        """Start from a snapshot's weights, with a fresh optimizer."""
+        await self._run(self._backend.load_weights, directory)
 
     async def close(self) -> None:
         """Waits for what computes, then frees the thread."""

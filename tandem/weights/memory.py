@@ -19,9 +19,7 @@ log = logging.getLogger(__name__)
 class MemorySync:
     """Publishes the actor's weights to every engine of this process."""
 
-    def __init__(
-        self, actor: Trainer, engines: Sequence[Engine], *, drain: bool, recompute_kv: bool
-    ) -> None:
+    def __init__(self, actor: Trainer, engines: Sequence[Engine], *, drain: bool, recompute_kv: bool) -> None:
         """`drain` lets running requests end first; else they go on, on a cache that `recompute_kv` makes new."""
         self._actor = actor
         self._engines = engines

@@ -102,7 +102,7 @@ def test_drop_forgets_rows_and_may_be_repeated(plane: DataPlane):
 def test_saved_rows_load_into_another_plane(plane: DataPlane, tmp_path: Path):
     async def scene():
         await plane.put([1, 2], {"x": rows(1, 2), "reward": [torch.tensor(0.5), torch.tensor(1.0)]})
-        await plane.save([2], tmp_path)
+        (await plane.snapshot([2]))(tmp_path)
         other = type(plane)()
         await other.load(tmp_path)
         got = await other.get([2], ["x", "reward"])
@@ -116,7 +116,7 @@ def test_saved_rows_load_into_another_plane(plane: DataPlane, tmp_path: Path):
 
 def test_saving_nothing_loads_as_nothing(plane: DataPlane, tmp_path: Path):
     async def scene():
-        await plane.save([], tmp_path)
+        (await plane.snapshot([]))(tmp_path)
         await type(plane)().load(tmp_path)
 
     asyncio.run(scene())

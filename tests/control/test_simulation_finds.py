@@ -6,6 +6,7 @@ import asyncio
 
 from tandem.config.asynchrony import Windowed
 from tandem.control.controller import Controller
+from tandem.types import Group, Prompt
 from tests.control.house import House, plan
 
 
@@ -27,3 +28,39 @@ def test_a_rollout_that_a_checkpoint_had_in_flight_begins_again_before_it_can_be
     asyncio.run(resumed.run())
     assert resumed.step == 4
     assert set(second.trained()[0]) <= in_flight
+
+
+def test_groups_that_are_taken_as_the_run_is_asked_to_stop_are_trained():
+    """They have left the buffer, so the last checkpoint does not hold them. Seed 92."""
+    house = House(delay=lambda index: 0 if index < 2 else 30 + index)
+    saved = {}
+
+    async def save(controller: Controller) -> None:
+        saved["state"] = controller.state()
+
+    controller = house.controller(plan(lead=1, save_period=100), save=save)
+    roll_out = controller.producer._roll_out
+
+    async def stop_with_the_last_group(prompt: Prompt, *, attempt: int) -> Group | None:
+        group = await roll_out(prompt, attempt=attempt)
+        if prompt.index == 3:
+            asyncio.get_running_loop().call_soon(controller.stop, "asked to")  # between finish() and who waits for it
+        return group
+
+    controller.producer._roll_out = stop_with_the_last_group
+    asyncio.run(controller.run())
+    kept = [entry["index"] for entry in saved["state"]["buffer"]]
+    trained = [index for keys in house.trained() for index in keys]
+    assert sorted(kept + trained) == list(range(saved["state"]["producer"]["next_index"]))
+
+
+def test_a_run_may_be_asked_to_stop_when_it_has_ended():
+    """As a signal may that comes while the house is closed."""
+
+    async def run_and_stop() -> None:
+        controller = House().controller(plan())
+        await controller.run()
+        controller.stop("too late")
+        await asyncio.sleep(0)
+
+    asyncio.run(run_and_stop())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 from tandem.config.asynchrony import AsyncRl, Custom, Failures, InOrder, ReadyFirst, Sampler, WeightFifo, Windowed
 from tandem.control.entries import Entries
@@ -27,7 +26,9 @@ def latest_arrival_first(entries: Entries, version: int, want: int) -> Choice | 
 
 @dataclass(frozen=True)
 class Case:
-    """What one seed runs. `kills`: after how many rounds of events each life ends; `later_lead`: of lives after it."""
+    """What one seed runs. `kills`: after how many rounds of events each life ends; `stops`: when each is asked to stop;
+    `crashes_s`: when an engine dies, in every life; `later_lead`: of lives after the first.
+    """
 
     seed: int
     sampler: str
@@ -38,7 +39,10 @@ class Case:
     work: Work
     rates: Mapping[Fate, float]
     kills: tuple[int, ...]
+    stops: tuple[int, ...]
+    crashes_s: tuple[float, ...]
     save_s: float
+    saves_beside: bool
     evaluate_s: float | None
 
     def plan_of_life(self, life: int) -> Plan:
@@ -81,7 +85,7 @@ class Case:
         """Whether the machines' speed decides which prompts are given up: then two lives may differ."""
         one_attempt = self.plan.failures.max_infra_attempts_per_prompt == 1
         tight = self.work.timeout_s is not None and self.work.timeout_s < LONG_S
-        return tight or (one_attempt and self.work.timeout_s is not None)
+        return tight or bool(self.crashes_s) or (one_attempt and self.work.timeout_s is not None)
 
 
 def case_of(seed: int) -> Case:
@@ -90,8 +94,10 @@ def case_of(seed: int) -> Case:
     sampler = SAMPLERS[seed % len(SAMPLERS)]
     groups, lead, steps = draw.randint(1, 4), draw.choice((0, 0, 1, 1, 2, 3, 4)), draw.randint(1, 8)
     later_lead = draw.randint(0, 4) if draw.random() < 0.2 else lead
-    calm = draw.random() < 0.3
+    mood = draw.choice(("calm", "troubled", "tight"))
     plan = draw_plan(draw, sampler, groups, lead, steps)
+    if mood == "tight":
+        plan = replace(plan, failures=tight_failures(draw))
     lengths = Lengths(draw.choice(("fixed", "lognormal", "heavy")), mean=draw.choice((5, 20)), longest=100, seed=seed)
     return Case(
         seed=seed,
@@ -107,9 +113,12 @@ def case_of(seed: int) -> Case:
             prompts_per_epoch=max(1, plan.max_num_prompts // draw.randint(1, 3)),
             timeout_s=draw.choice((None, LONG_S, LONG_S, draw.uniform(10, 60))),
         ),
-        rates={} if calm else draw_rates(draw),
+        rates={} if mood == "calm" else draw_rates(draw, tight=mood == "tight"),
         kills=tuple(draw.randint(1, 40 * steps * groups) for _ in range(draw.choice((0, 0, 1, 2, 3)))),
+        stops=tuple(draw.randint(1, 30 * steps * groups) for _ in range(draw.choice((0, 0, 0, 1, 2)))),
+        crashes_s=tuple(draw.uniform(0, 20 * steps) for _ in range(draw.choice((0, 0, 0, 1, 3)))),
         save_s=draw.choice((0.0, 0.5, 20.0)),
+        saves_beside=draw.random() < 0.3,
         evaluate_s=draw.choice((None, 3.0)),
     )
 
@@ -132,7 +141,7 @@ def draw_plan(draw: random.Random, sampler: str, groups: int, lead: int, steps: 
             stall_timeout_s=STALL_S,
         ),
         failures=draw_failures(draw),
-        dynamic_sampling_max_gen_batches=draw.choice((3, 50, 50)),
+        dynamic_sampling_max_gen_batches=draw.choice((2, 3, 50, 50)),
         val_period=draw.choice((0, 2)),
         val_at_start=draw.random() < 0.3,
         val_at_end=draw.random() < 0.3,
@@ -160,15 +169,25 @@ def sampler_of(name: str, lead: int, warmup: int | None, capacity: int) -> Sampl
     return Custom(name="custom", target=target, max_lookahead_versions=lead, warmup_lookahead_versions=warmup)
 
 
+def tight_failures(draw: random.Random) -> Failures:
+    """Budgets that a case may exceed."""
+    return Failures(
+        max_infra_attempts_per_prompt=draw.randint(1, 2),
+        max_data_attempts_per_prompt=draw.randint(1, 2),
+        backoff_base_s=0.0,
+        max_skipped_prompts=draw.randint(0, 8),
+        max_consecutive_dropped_prompts=draw.randint(0, 3),
+    )
+
+
 def draw_failures(draw: random.Random) -> Failures:
-    tight = draw.random() < 0.3
     return Failures(
         max_infra_attempts_per_prompt=draw.randint(1, 3),
         max_data_attempts_per_prompt=draw.randint(1, 3),
         backoff_base_s=draw.choice((0.0, 1.0)),
         max_backoff_s=draw.choice((1.0, 60.0)),
-        max_skipped_prompts=draw.randint(0, 4) if tight else FOR_EVER,
-        max_consecutive_dropped_prompts=draw.randint(0, 3) if tight else FOR_EVER,
+        max_skipped_prompts=FOR_EVER,
+        max_consecutive_dropped_prompts=FOR_EVER,
     )
 
 
@@ -186,10 +205,13 @@ def draw_machines(draw: random.Random) -> Machines:
     )
 
 
-def draw_rates(draw: random.Random) -> dict[Fate, float]:
+def draw_rates(draw: random.Random, *, tight: bool) -> dict[Fate, float]:
     """How often each trouble comes; most cases have a few kinds."""
-    worst: dict[str, float] = {
+    worst: dict[Fate, float] = {
         "no_signal": 0.4, "slow": 0.2, "hang": 0.05, "score_hang": 0.05, "infrastructure": 0.2, "data": 0.2, "nan": 0.1,
         "lost_row": 0.05,
     }  # fmt: skip
-    return {cast(Fate, fate): draw.uniform(0, rate) for fate, rate in worst.items() if draw.random() < 0.4}
+    rates = {fate: draw.uniform(0, rate) for fate, rate in worst.items() if draw.random() < 0.4}
+    if tight:
+        rates |= {"data": draw.uniform(0, 0.3)}
+    return rates

@@ -6,10 +6,10 @@ import asyncio
 import copy
 import json
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -67,13 +67,27 @@ def run_life(world: World, parts: type[Parts], scratch: Path) -> bool:
     try:
         run_virtual(live(world, parts, scratch), watch=lambda: world.watch() if world.alive else None)
     except Killed:
+        world.endings.append("killed")
         return False
     except SimulationDeadlock as error:
         raise Violation(f"deadlock: {error}") from error
     except BaseExceptionGroup as errors:
         return explained(first_of(errors), world)
+    if world.controller.stopped and world.controller.step < world.plan.max_num_steps:
+        return stopped_rightly(world)
     check_end(world)
     return True
+
+
+def stopped_rightly(world: World) -> bool:
+    """A run that was asked to stop has saved its last step, and goes on from there."""
+    world.demand(not world.suspicion, world.suspicion)
+    saved = len(world.saved.books.trained) if world.saved else 0
+    steps = world.controller.step
+    world.demand(saved == steps, f"stopped after step {steps}, the newest checkpoint is of step {saved}")
+    world.check_every_prompt()
+    world.endings.append("stopped")
+    return False
 
 
 def explained(error: BaseException, world: World) -> bool:
@@ -82,12 +96,15 @@ def explained(error: BaseException, world: World) -> bool:
     named = next((name for name in BUDGETS if name in text and isinstance(error, ValueError)), "")
     if named:
         world.demand(named in world.exceeded, f"ended by {text!r}, but {world.exceeded} are exceeded")
+        world.endings.append(named)
         return True
     if isinstance(error, RuntimeError) and "stall_timeout_s" in text:
         world.demand(bool(world.hanging) and world.case.work.timeout_s is None, f"nothing hangs, yet: {text}")
+        world.endings.append("stalled")
         return False
     if isinstance(error, KeyError) and "the plane has no row" in text:
         world.demand(bool(world.lost_rows), f"no row was lost, yet: {text}")
+        world.endings.append("lost row")
         return False
     raise Violation(f"life {world.life}, round {world.rounds}: {type(error).__name__}: {text}") from error
 
@@ -113,7 +130,7 @@ async def live(world: World, parts: type[Parts], scratch: Path) -> None:
         ),
         gpus=OwnDevices(),
         evaluate=evaluation(case),
-        save=partial(save, world, plane, scratch),
+        save=Saving(world, plane, scratch).save,
         clock=NoClock(),
         sinks=[],
         accounts=Accounts(world.account),
@@ -126,7 +143,17 @@ async def live(world: World, parts: type[Parts], scratch: Path) -> None:
         groups |= {group.index: group for group in GROUPS.validate_python(kept)}
     world.begin(controller)
     world.groups = groups
-    await controller.run()
+    async with asyncio.TaskGroup() as beside:
+        later = [beside.create_task(crash(engines, moment_s, case)) for moment_s in case.crashes_s]
+        await controller.run()
+        for task in later:
+            task.cancel()
+
+
+async def crash(engines: SimulatedEngines, moment_s: float, case: Case) -> None:
+    """An engine dies at this time."""
+    await asyncio.sleep(moment_s)
+    engines.crash(int(moment_s) % case.machines.engines)
 
 
 def evaluation(case: Case) -> Callable[[int], Awaitable[Metrics]] | None:
@@ -141,23 +168,49 @@ def evaluation(case: Case) -> Callable[[int], Awaitable[Metrics]] | None:
     return evaluate
 
 
-async def save(world: World, plane: MemoryPlane, scratch: Path, controller: Controller) -> None:
-    """As Checkpoints.save: the state of this moment, written while time passes, there only once it is whole."""
-    state, groups, books = json.dumps(controller.state()), controller.buffer.finished(), copy.deepcopy(world.books)
-    world.demand(controller.step == len(books.trained), f"saved at step {controller.step} of {len(books.trained)}")
-    rows = scratch / f"{world.life}_{controller.step}"
-    await plane.save([key for group in groups for key in group.keys], rows)
-    await asyncio.sleep(world.case.save_s)
-    world.saved = Saved(state, rows, books)
+class Saving:
+    """As Checkpoints.save: the state of this moment, there only once it is written, beside the loop where the case says."""
+
+    def __init__(self, world: World, plane: MemoryPlane, scratch: Path) -> None:
+        self._world = world
+        self._plane = plane
+        self._scratch = scratch
+        self._writing: asyncio.Task[None] | None = None
+
+    async def save(self, controller: Controller) -> None:
+        if self._writing is not None:
+            await self._writing
+        write = await self._snapshot(controller)
+        if self._world.case.saves_beside:
+            self._writing = controller.beside(write())
+        else:
+            await write()
+
+    async def _snapshot(self, controller: Controller) -> Callable[[], Coroutine[Any, Any, None]]:
+        world = self._world
+        state, books = json.dumps(controller.state()), copy.deepcopy(world.books)
+        world.demand(controller.step == len(books.trained), f"saved at step {controller.step} of {len(books.trained)}")
+        rows = self._scratch / f"{world.life}_{controller.step}"
+        keys = [key for group in controller.buffer.finished() for key in group.keys]
+        write_rows = await self._plane.snapshot(keys)
+
+        async def write() -> None:
+            write_rows(rows)
+            await asyncio.sleep(world.case.save_s)
+            world.saved = Saved(state, rows, books)
+
+        return write
 
 
 def check_end(world: World) -> None:
     """The run has ended well: rightly so, and nothing is left lying about."""
+    world.demand(not world.suspicion, world.suspicion)
     world.check_every_prompt()
     controller, plan, books = world.controller, world.plan, world.books
     world.demand(not world.exceeded, f"{world.exceeded} is exceeded and the run has ended well")
     full, waiting = controller.step == plan.max_num_steps, controller.buffer.state()
     world.demand(full or (world.data_ended() and not waiting), f"ended at step {controller.step} with {len(waiting)} waiting")
+    world.endings.append("all steps" if full else "end of the data")
     left_over = [index for index, why in books.untrained.items() if why == "left_over"]
     world.demand(len(left_over) < plan.min_groups, f"{len(left_over)} are left over, {plan.min_groups} make a step")
     kept = {entry["index"] for entry in waiting if entry["group"]} | set(left_over)

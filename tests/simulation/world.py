@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tandem.types import Batch, Group, Metrics, Prompt, RolloutFailed
 from tests.simulation.cases import Case
 
 MAX_ROUNDS = 50_000
-GRACE = 30  # rounds of events in which a run may tidy up once a budget is exceeded
+GRACE = 30  # rounds of events in which a run that has failed may come to its end
 
 
 class Violation(AssertionError):
@@ -57,6 +57,7 @@ class World:
         self.calls: Counter[int] = Counter()  # over all lives: a trouble is overcome once
         self.lost_rows: set[int] = set()
         self.rounds_in_all = 0
+        self.endings: list[str] = []  # of each life
 
     def begin(self, controller: Controller) -> None:
         """A life begins, from the last checkpoint if there is one."""
@@ -71,7 +72,7 @@ class World:
         self.attempts: Counter[int] = Counter()
         self.without_signal = 0
         self.rounds = 0
-        self.over_since: int | None = None
+        self.suspicion, self.suspected = "", 0
         self.exceeded: set[str] = set()
         self.allowed = controller.buffer.tickets_out
         self.plan = self.case.plan_of_life(self.life)
@@ -99,29 +100,37 @@ class World:
         return fate
 
     def watch(self) -> None:
-        """After every round of events."""
+        """After every round of events. What is wrong may be the disorder of a run that ends: it has GRACE to do so."""
         self.rounds += 1
         self.rounds_in_all += 1
-        controller = self.controller
-        waiting = controller.buffer.tickets_out - controller.buffer._training
-        started, ended = controller.producer.next_index, len(self.gone) + len(self.at_hand)
-        over = bool(self.exceeded)  # then the run ends at once: the last prompt keeps its ticket
-        self.demand(over or started == waiting + ended, f"{started} started, {waiting} wait, {ended} trained or accounted for")
-        training = controller.buffer._training
-        left_over = sum(why == "left_over" for why in self.books.untrained.values())
-        wanted = (0, len(self.at_hand) or left_over or len(self.books.trained[-1] if self.books.trained else ()))
-        self.demand(training in wanted, f"{training} tickets are in training, {wanted} expected")
-        self.allowed = max(controller.buffer.tickets, min(self.allowed, controller.buffer.tickets_out))
-        if controller.buffer.tickets:
-            out = controller.buffer.tickets_out
-            self.demand(out <= self.allowed, f"{out} tickets are out, {controller.buffer.tickets} allowed")
-        if self.over_since is None and over:
-            self.over_since = self.rounds
-        goes_on = self.over_since is not None and self.rounds > self.over_since + GRACE
-        self.demand(not goes_on, f"{self.exceeded} is exceeded and the run goes on")
         self.demand(self.rounds < MAX_ROUNDS, "the run does not come to an end")
+        if not self.suspicion and (wrong := "; ".join(self.wrongs())):
+            self.suspicion, self.suspected = wrong, self.rounds
+        self.demand(not self.suspicion or self.rounds < self.suspected + GRACE, f"{self.suspicion} (and it goes on)")
+        if self.life < len(self.case.stops) and self.rounds == self.case.stops[self.life]:
+            self.controller.stop("asked to")
         if self.life < len(self.case.kills) and self.rounds >= self.case.kills[self.life]:
             raise Killed
+
+    def wrongs(self) -> Iterator[str]:
+        """Everything that must never be seen between two events."""
+        controller, buffer = self.controller, self.controller.buffer
+        training = buffer.tickets_out - len(buffer._entries)
+        started, waiting, ended = controller.producer.next_index, len(buffer._entries), len(self.gone) + len(self.at_hand)
+        if started != waiting + ended:
+            yield f"{started} prompts started, {waiting} wait, {ended} are trained or accounted for"
+        wanted = (0, len(self.at_hand) or self.left_over or len(self.books.trained[-1] if self.books.trained else ()))
+        if training not in wanted:
+            yield f"{training} tickets are in training, {wanted} expected"
+        self.allowed = max(buffer.tickets, min(self.allowed, buffer.tickets_out))
+        if buffer.tickets and buffer.tickets_out > self.allowed:
+            yield f"{buffer.tickets_out} tickets are out, {buffer.tickets} allowed"
+        if self.exceeded:
+            yield f"{self.exceeded} is exceeded"
+
+    @property
+    def left_over(self) -> int:
+        return sum(why == "left_over" for why in self.books.untrained.values())
 
     def note_budgets(self) -> None:
         """Once a budget is exceeded, the run must end, whatever succeeds afterwards."""

@@ -185,7 +185,7 @@ def test_save_and_load_continue_to_the_bit(build, tmp_path):
     schedule = settings(scheduler={"name": "cosine", "warmup_steps": 1})
     unbroken = build(config=schedule)
     learn(unbroken, 2)
-    unbroken.save(tmp_path)
+    unbroken.snapshot(copy=False)(tmp_path)
     resumed = build(config=schedule)
     resumed.load(tmp_path)
     reports = learn(unbroken, 3), learn(resumed, 3)
@@ -194,7 +194,7 @@ def test_save_and_load_continue_to_the_bit(build, tmp_path):
 
 
 def test_another_architecture_is_refused_with_the_first_tensor_that_differs(tmp_path):
-    actor_backend(llama()).save(tmp_path)
+    actor_backend(llama()).snapshot(copy=False)(tmp_path)
     with pytest.raises(ValueError, match=r"q_proj.bias is missing there"):
         actor_backend(qwen()).load(tmp_path)
     with pytest.raises(ValueError, match=r"value_head.linear.weight is missing there"):

@@ -172,7 +172,7 @@ def test_save_and_load_continue_to_the_bit(tmp_path):
         actor, other = (worker(actor_backend(config=schedule), plane, PolicyObjective(PolicyLoss())) for _ in range(2))
         await update(actor)
         await update(actor)
-        await actor.save(tmp_path)
+        (await actor.snapshot(copy=False))(tmp_path)
         expected = [await update(actor), await update(actor)]
         await other.load(tmp_path)
         assert [await update(other), await update(other)] == expected

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tandem.config.models import TrainedModel
+from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
 from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.optim import Optimizer
+from tandem.train.optim import Optimizer, held
 from tandem.train.packs import probe_pack
 from tandem.train.torch.attention import Kernel, lay_out, use_packed_attention
 from tandem.types import Metrics, merge
@@ -159,15 +160,28 @@ class TorchBackend:
         for name, parameter in self.parameters.items():
             yield name, parameter.detach().to(self._dtype)
 
-    def save(self, directory: Path) -> None:
+    def snapshot(self, copy: bool) -> WriteFiles:
         """float32 weights by Hugging Face name, and the optimizer."""
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file({name: p.detach().contiguous() for name, p in self.parameters.items()}, directory / WEIGHTS)
-        if self._optimizer is not None:
-            self._optimizer.save(directory)
+        weights = {name: held(p, copy) for name, p in self.parameters.items()}
+        write_optimizer = None if self._optimizer is None else self._optimizer.snapshot(copy)
+
+        def write(directory: Path) -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+            save_file(weights, directory / WEIGHTS)
+            if write_optimizer is not None:
+                write_optimizer(directory)
+
+        return write
 
     def load(self, directory: Path) -> None:
-        """Continue from `save`. Another architecture is a ValueError that names the first tensor that differs."""
+        """Continue from a snapshot."""
+        self.load_weights(directory)
+        if self._optimizer is not None:
+            self._optimizer.load(directory)
+        self._finite = True
+
+    def load_weights(self, directory: Path) -> None:
+        """Another architecture is a ValueError that names the first tensor that differs."""
         saved = load_file(directory / WEIGHTS)
         different = first_mismatch(self.parameters, saved.items())
         if different:
@@ -175,9 +189,6 @@ class TorchBackend:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(saved[name])
-        if self._optimizer is not None:
-            self._optimizer.load(directory)
-        self._finite = True
 
     def close(self) -> None:
         """Nothing to hand back: memory goes with the object."""
