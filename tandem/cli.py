@@ -1,4 +1,4 @@
-"""The command line: tandem train | check | eval. Light to import: torch is loaded only by commands that compute."""
+"""The command line: tandem train | check | eval | export | show. Light to import: torch comes with what computes."""
 
 from __future__ import annotations
 
@@ -56,6 +56,35 @@ def evaluate(
     from tandem.launch.evaluate import evaluate_target
 
     evaluate_target(target, overrides or [])
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A run directory (its newest sound checkpoint) or a checkpoint.")],
+    out: Annotated[str, typer.Argument(help="The directory to make.")],
+    overrides: Overrides = None,
+    model: Annotated[str, typer.Option(help="actor or critic.")] = "actor",
+    best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16.", show_default="the recipe's precision")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in OUT.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a trained model as a Hugging Face directory that transformers loads and generates with."""
+    from tandem.launch.export import export_target
+
+    export_target(checkpoint, out, overrides or [], model=model, best=best, dtype=dtype, overwrite=overwrite)
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="A run directory, or one of its checkpoints.")], debug: Debug = False
+) -> None:
+    """Print what a run directory holds: how far it is, its checkpoints and files, and how to go on."""
+    from tandem.launch.show import show as show_run
+
+    show_run(run)
 
 
 def main() -> None:

@@ -40,10 +40,11 @@ class Producer:
         self._in_flight: dict[int, tuple[asyncio.Task[None], float]] = {}  # with the time they started
         self._without_signal = 0  # groups with equal rewards since the last step was taken
         self._version: Callable[[], int] = lambda: 0  # run() says
+        self._task: asyncio.Task[None] | None = None  # of run()
 
     async def run(self, version: Callable[[], int]) -> None:
         """Start a rollout for every ticket; end when the data ends. `version` tells the current one."""
-        self._version = version
+        self._version, self._task = version, asyncio.current_task()
         async with asyncio.TaskGroup() as rollouts:
             for entry in self._again:
                 self._buffer.restart(entry.index, version())
@@ -76,6 +77,8 @@ class Producer:
             try:
                 group = await self._roll_out(prompt, attempt=entry.attempt)
             except RolloutFailed as failure:
+                if self._is_cancelled(entry):
+                    raise asyncio.CancelledError from failure
                 if not await self._may_retry(prompt, entry, failure):
                     return None
                 continue
@@ -84,6 +87,10 @@ class Producer:
                 self._count_without_signal()
                 self._accounts.untrained(prompt.index, prompt.id, "no_signal")
             return group
+
+    def _is_cancelled(self, entry: Entry) -> bool:
+        """Alone, or with the whole run. A TaskGroup in a rollout that raises a failure forgets that it was cancelled."""
+        return entry.index not in self._in_flight or bool(self._task and self._task.cancelling())
 
     async def _may_retry(self, prompt: Prompt, entry: Entry, failure: RolloutFailed) -> bool:
         """Count a failure; wait before another attempt, or give the prompt up."""

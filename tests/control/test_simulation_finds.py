@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tandem.config.asynchrony import Windowed
+from tandem.config.asynchrony import ReadyFirst, Windowed
 from tandem.control.controller import Controller
-from tandem.types import Group, Prompt
+from tandem.roles import RollOut
+from tandem.simulation.loop import run_virtual
+from tandem.types import Group, Prompt, RolloutFailed
 from tests.control.house import House, plan
 
 
@@ -64,3 +66,38 @@ def test_a_run_may_be_asked_to_stop_when_it_has_ended():
         await asyncio.sleep(0)
 
     asyncio.run(run_and_stop())
+
+
+def fails_when_cancelled(house: House, broken: int) -> RollOut:
+    """A TaskGroup raises its child's failure and forgets that it was cancelled (Python 3.11)."""
+
+    async def roll_out(prompt: Prompt, *, attempt: int) -> Group | None:
+        if prompt.index == broken:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as cancelled:
+                raise RolloutFailed("its engine died", "infrastructure") from cancelled
+        return await house.roll_out(prompt, attempt=attempt)
+
+    return roll_out
+
+
+def test_a_rollout_that_fails_as_it_is_cancelled_is_accounted_for_once():
+    """Seed 3773."""
+    sampler = Windowed(name="windowed", buffer_capacity_groups=3, max_staleness_versions=0)
+    the_plan = plan(async_rl={"sampler": sampler}, failures={"max_infra_attempts_per_prompt": 2})
+    house = House(delay=lambda index: 0)
+    controller = house.controller(the_plan, roll_out=fails_when_cancelled(house, 2))
+    asyncio.run(asyncio.wait_for(controller.run(), timeout=20))
+    assert [record["why"] for record in house.untrained if record["id"] == "p2"] == ["stale"]
+    assert all(record.get("rollout/retries", 0) == 0 for _, record in house.records)
+
+
+def test_a_rollout_that_fails_as_the_run_ends_is_not_tried_again():
+    """It would hold up the end, for ever if it hangs."""
+    sampler = ReadyFirst(name="ready_first", max_lookahead_versions=1)
+    the_plan = plan(async_rl={"sampler": sampler}, failures={"max_infra_attempts_per_prompt": 99})
+    house = House(delay=lambda index: 0)
+    controller = house.controller(the_plan, roll_out=fails_when_cancelled(house, 1))
+    run_virtual(controller.run())
+    assert controller.step == 3

@@ -73,7 +73,7 @@ def run_life(world: World, parts: type[Parts], scratch: Path) -> bool:
         raise Violation(f"deadlock: {error}") from error
     except BaseExceptionGroup as errors:
         return explained(first_of(errors), world)
-    if world.controller.stopped and world.controller.step < world.plan.max_num_steps:
+    if world.controller.stopped and not complete(world):
         return stopped_rightly(world)
     check_end(world)
     return True
@@ -202,15 +202,21 @@ class Saving:
         return write
 
 
+def complete(world: World) -> bool:
+    """Whether nothing is left to do: all steps, or all data."""
+    controller = world.controller
+    return controller.step == world.plan.max_num_steps or (world.data_ended() and not controller.buffer.state())
+
+
 def check_end(world: World) -> None:
     """The run has ended well: rightly so, and nothing is left lying about."""
     world.demand(not world.suspicion, world.suspicion)
     world.check_every_prompt()
     controller, plan, books = world.controller, world.plan, world.books
     world.demand(not world.exceeded, f"{world.exceeded} is exceeded and the run has ended well")
-    full, waiting = controller.step == plan.max_num_steps, controller.buffer.state()
-    world.demand(full or (world.data_ended() and not waiting), f"ended at step {controller.step} with {len(waiting)} waiting")
-    world.endings.append("all steps" if full else "end of the data")
+    waiting = controller.buffer.state()
+    world.demand(complete(world), f"ended at step {controller.step} with {len(waiting)} waiting")
+    world.endings.append("all steps" if controller.step == plan.max_num_steps else "end of the data")
     left_over = [index for index, why in books.untrained.items() if why == "left_over"]
     world.demand(len(left_over) < plan.min_groups, f"{len(left_over)} are left over, {plan.min_groups} make a step")
     kept = {entry["index"] for entry in waiting if entry["group"]} | set(left_over)
