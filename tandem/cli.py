@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -85,6 +86,48 @@ def show(
     from tandem.launch.show import show as show_run
 
     show_run(run)
+
+
+@app.command()
+def simulate(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    engines: Annotated[int, typer.Option(help="Engines.")] = 8,
+    slots: Annotated[int, typer.Option(help="Sequences that an engine writes at one time.")] = 64,
+    tokens_per_s: Annotated[float, typer.Option(help="Tokens that each sequence gets a second.")] = 50.0,
+    trainers: Annotated[int, typer.Option(help="Trainers; they share a step's tokens.")] = 8,
+    train_tokens_per_s: Annotated[float, typer.Option(help="Of one trainer, all passes of a step together.")] = 3000.0,
+    length_law: Annotated[
+        str, typer.Option(help="fixed, lognormal or heavy (a tail of long responses).")
+    ] = "lognormal",
+    mean_length: Annotated[
+        float | None, typer.Option(help="Mean tokens of a response.", show_default="a quarter of max_new_tokens")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt, which trainers read too.")] = 0,
+    step_s: Annotated[float, typer.Option(help="Seconds that a step costs whatever its size.")] = 0.0,
+    publish_s: Annotated[float, typer.Option(help="Seconds that publishing weights takes.")] = 0.0,
+    score_s: Annotated[float, typer.Option(help="Seconds that scoring a response takes.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="Steps to look at.")] = 20,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write a Perfetto timeline of each variant here.", show_default=False)
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """How long would a recipe take, synchronous and 1, 2 and 4 versions ahead? Computes nothing; takes seconds."""
+    from tandem.launch.simulate import Question, simulate_recipe
+
+    machines = {
+        "engines": engines,
+        "slots": slots,
+        "tokens_per_s": tokens_per_s,
+        "trainers": trainers,
+        "train_tokens_per_s": train_tokens_per_s,
+        "step_s": step_s,
+        "publish_s": publish_s,
+        "score_s": score_s,
+    }
+    question = Question(length_law, mean_length, prompt_tokens, steps, timeline)
+    simulate_recipe(recipe, overrides or [], question, machines, Console())
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ class Producer:
             return group
 
     def _is_cancelled(self, entry: Entry) -> bool:
-        """Alone, or with the whole run. A TaskGroup in a rollout that raises a failure forgets that it was cancelled."""
+        """Alone, or with the whole run. A rollout's TaskGroup that raises a failure forgets that it was cancelled."""
         return entry.index not in self._in_flight or bool(self._task and self._task.cancelling())
 
     async def _may_retry(self, prompt: Prompt, entry: Entry, failure: RolloutFailed) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from tandem import __version__
 from tandem.config import Config
 from tandem.config.algorithm import HlGaussValueLoss
+from tandem.control import vault
 
 ACTOR = """# The actor of {name}, step {step}
 
-Trained from `{base}` by tandem-rl {version} (`{algorithm}`).
+Trained from `{base}` by {package} (`{algorithm}`).
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,7 +31,7 @@ print(tokenizer.decode(model.generate(**ids)[0]))
 
 CRITIC = """# The critic of {name}, step {step}
 
-Trained by tandem-rl {version} (`{algorithm}`, `{loss}`): the value of a state is the return that it expects of the rest
+Trained by {package} (`{algorithm}`, `{loss}`): the value of a state is the return that it expects of the rest
 of the response, under the policy it was trained beside.
 
 ```python
@@ -92,6 +93,6 @@ def common(config: Config, checkpoint: Path) -> dict[str, str]:
         "name": config.name,
         "step": str(int(checkpoint.name.removeprefix("step_"))),
         "base": config.policy.model_name,
-        "version": __version__,
+        "package": json.loads((checkpoint / vault.MANIFEST).read_text())["package"],
         "algorithm": "ppo" if config.ppo else "grpo",
     }

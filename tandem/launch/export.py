@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
@@ -137,7 +138,6 @@ def write(export: Export, out: Path) -> None:
     tokenizer, chat = tokenizer_of(export)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    earlier = partial.with_name(f"{partial.name}-earlier")
     try:
         if export.model == "critic":
             model, card = token_classifier(export), critic_card(export.config, export.checkpoint)
@@ -149,12 +149,26 @@ def write(export: Export, out: Path) -> None:
         partial.chmod(0o755)
         for path in partial.rglob("*"):  # transformers and tempfile write for their owner alone
             path.chmod(0o755 if path.is_dir() else 0o644)
-        if out.exists():
-            out.rename(earlier)
-        partial.rename(out)
+        put(partial, out)
+    except (OSError, SafetensorError) as error:
+        raise RuntimeError(f"{out} could not be written: {error}; nothing there was changed") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def put(partial: Path, out: Path) -> None:
+    """Rename to `out`. An earlier export goes when the new one is in its place."""
+    if not out.exists():
+        partial.rename(out)
+        return
+    earlier = partial.with_name(f"{partial.name}-earlier")
+    out.rename(earlier)
+    try:
+        partial.rename(out)
+    except OSError:
+        earlier.rename(out)
+        raise
+    shutil.rmtree(earlier)
 
 
 def tokenizer_of(export: Export) -> tuple[PreTrainedTokenizerBase, Chat]:

@@ -62,6 +62,7 @@ def run_parts(run_dir: Path) -> Iterator[RenderableType]:
     if config is None and not findings and why_not:
         yield Text(f"{run_dir}: no run has begun here yet ({why_not})")
     else:
+        yield Text(str(run_dir), style="bold")
         yield summary(run_dir, config, why_not)
     if findings:
         yield checkpoint_table(run_dir / CHECKPOINTS, findings)
@@ -75,10 +76,11 @@ def checkpoint_parts(folder: Path) -> Iterator[RenderableType]:
     """One checkpoint: whose, how good, whether it is as it was written, its files, and what can be done with it."""
     config, why_not = config_of(folder)
     finding = find(folder)
-    table = figures(folder)
+    table = figures()
     table.add_row("recipe", recipe_line(config) if config else f"unknown: {why_not}")
     table.add_row("score", score(finding) + (f" ({config.checkpointing.metric_name})" if config else ""))
     table.add_row("state", state(finding))
+    yield Text(str(folder), style="bold")
     yield table
     yield file_table(folder)
     if not finding.fault:
@@ -121,7 +123,7 @@ def summary(run_dir: Path, config: Config | None, why_not: str) -> Table:
     """Recipe, steps, accuracy, reward, and the prompts that no step has trained on."""
     records = list(json_lines(run_dir / METRICS))
     rewards, accuracies = values(records, REWARD), values(records, ACCURACY)
-    table = figures(run_dir)
+    table = figures()
     table.add_row("recipe", recipe_line(config) if config else f"unknown: {why_not}")
     asked = f" of {config.algorithm.max_num_steps}" if config else ""
     table.add_row("steps", f"{rewards[-1][0] if rewards else 0}{asked}")
@@ -211,6 +213,8 @@ def ways_on(run_dir: Path, config: Config | None, sound: list[Finding]) -> dict[
     if config is None and not sound:
         return {"begin": f"tandem train RECIPE run_dir={here}"}
     ways = {"go on": f"tandem train {here}"} if config else {}
+    if config and config.checkpointing.resume != "auto":
+        ways["go on"] += " checkpointing.resume=auto"
     steps = config.algorithm.max_num_steps if config else 0
     if config and any(finding.path.name == f"step_{steps:06d}" for finding in sound):
         section = "ppo" if config.ppo else "grpo"
@@ -228,9 +232,9 @@ def commands(ways: dict[str, str]) -> Text:
     return Text("\n".join(f" {what:<{width}}{command}" for what, command in ways.items()))
 
 
-def figures(folder: Path) -> Table:
-    """Names and values, under the folder they are of; long values fold."""
-    table = Table(title=str(folder), title_justify="left", title_style="bold", box=None, show_header=False)
+def figures() -> Table:
+    """Names and values; long values fold."""
+    table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     return table

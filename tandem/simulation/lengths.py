@@ -1,4 +1,4 @@
-"""How long responses are: three laws of one mean, drawn from a seed and a name, so that order and timing do not matter."""
+"""How long responses are: three laws of one mean, drawn from a seed and a name: order and timing do not matter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal, get_args
 
-LawName = Literal["fixed", "lognormal", "heavy"]
+LAWS = ("fixed", "lognormal", "heavy")
 SPREAD = 0.7  # lognormal: the deviation of the logarithm; one response in a hundred is 4 times as long as the mean
 TAIL = 1.5  # heavy: Pareto's exponent; the mean is finite, the variance without `longest` is not
 HALVINGS = 60  # of the search for a law's scale: a float's precision
@@ -20,14 +19,14 @@ NORMAL = NormalDist()
 class Lengths:
     """`law` with this mean once every length is cut at `longest`, as max_new_tokens cuts responses."""
 
-    law: LawName
+    law: str
     mean: float
     longest: int
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.law not in get_args(LawName):
-            raise ValueError(f"length law {self.law!r} is none of {', '.join(get_args(LawName))}")
+        if self.law not in LAWS:
+            raise ValueError(f"a length law {self.law!r} is not known: give {', '.join(LAWS)}")
         if not 1 <= self.mean <= self.longest:
             raise ValueError(f"a mean length of {self.mean:g} is not between 1 and the longest, {self.longest} tokens")
 

@@ -1,4 +1,4 @@
-"""An asyncio loop whose clock leaps to the next event instead of sleeping: a day passes in a moment, the same each time."""
+"""An asyncio loop whose clock leaps to the next event instead of sleeping: a day passes at once, always the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and their rollouts: what GroupRollOut does, with times instead of tokens, and a fate that a test may decide."""
+"""Prompts and their rollouts: what GroupRollOut does, with times for tokens, and a fate that tests may decide."""
 
 from __future__ import annotations
 

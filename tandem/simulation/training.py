@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -79,7 +79,7 @@ class OwnDevices:
     """Trainers and engines are on different devices: both may run at any time."""
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[None]:
+    async def training(self) -> AsyncGenerator[None]:
         yield
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
-from tandem.config.asynchrony import ReadyFirst, Windowed
+import pytest
+
+from tandem.config.asynchrony import Windowed
 from tandem.control.controller import Controller
 from tandem.roles import RollOut
 from tandem.simulation.loop import run_virtual
-from tandem.types import Group, Prompt, RolloutFailed
+from tandem.types import Batch, Group, Metrics, Prompt, RolloutFailed
 from tests.control.house import House, plan
 
 
 def test_a_rollout_that_a_checkpoint_had_in_flight_begins_again_before_it_can_be_too_old():
-    """As saved it is older than the window, by the step that was saved with it; its new tokens are not. Seed 748."""
+    """As saved it is older than the window, by the step that was saved with it; its new tokens are not."""
     sampler = Windowed(name="windowed", buffer_capacity_groups=6, max_staleness_versions=0)
     the_plan = plan(async_rl={"sampler": sampler}, max_num_steps=4, policy_training_start_step=1)
     states = {}
@@ -33,7 +36,7 @@ def test_a_rollout_that_a_checkpoint_had_in_flight_begins_again_before_it_can_be
 
 
 def test_groups_that_are_taken_as_the_run_is_asked_to_stop_are_trained():
-    """They have left the buffer, so the last checkpoint does not hold them. Seed 92."""
+    """They have left the buffer, so the last checkpoint does not hold them."""
     house = House(delay=lambda index: 0 if index < 2 else 30 + index)
     saved = {}
 
@@ -83,7 +86,6 @@ def fails_when_cancelled(house: House, broken: int) -> RollOut:
 
 
 def test_a_rollout_that_fails_as_it_is_cancelled_is_accounted_for_once():
-    """Seed 3773."""
     sampler = Windowed(name="windowed", buffer_capacity_groups=3, max_staleness_versions=0)
     the_plan = plan(async_rl={"sampler": sampler}, failures={"max_infra_attempts_per_prompt": 2})
     house = House(delay=lambda index: 0)
@@ -95,9 +97,14 @@ def test_a_rollout_that_fails_as_it_is_cancelled_is_accounted_for_once():
 
 def test_a_rollout_that_fails_as_the_run_ends_is_not_tried_again():
     """It would hold up the end, for ever if it hangs."""
-    sampler = ReadyFirst(name="ready_first", max_lookahead_versions=1)
-    the_plan = plan(async_rl={"sampler": sampler}, failures={"max_infra_attempts_per_prompt": 99})
-    house = House(delay=lambda index: 0)
-    controller = house.controller(the_plan, roll_out=fails_when_cancelled(house, 1))
-    run_virtual(controller.run())
-    assert controller.step == 3
+
+    class Dying(House):
+        async def step(self, chunks: AsyncIterator[Batch], *, step: int, train_policy: bool) -> Metrics:
+            raise RuntimeError("the trainer died")
+
+    house = Dying(delay=lambda index: 0)
+    the_plan = plan(lead=1, failures={"max_infra_attempts_per_prompt": 99})
+    controller = house.controller(the_plan, roll_out=fails_when_cancelled(house, 3))
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(controller.run())
+    assert caught.group_contains(RuntimeError, match="the trainer died")

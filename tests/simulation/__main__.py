@@ -22,7 +22,7 @@ def main() -> int:
     logging.disable(logging.CRITICAL if asked.seed is None else logging.NOTSET)
     if asked.seed is not None:
         logging.basicConfig(level=logging.INFO)
-        print(case_of(asked.seed))
+        write(str(case_of(asked.seed)))
     seeds = range(asked.first, asked.first + asked.seeds) if asked.seed is None else range(asked.seed, asked.seed + 1)
     began, failed, rounds, lives = time.process_time(), 0, 0, 0
     for seed in seeds:
@@ -30,12 +30,17 @@ def main() -> int:
             world = run_case(case_of(seed))
         except Violation as violation:
             failed += 1
-            print(f"seed {seed}: {violation}\n    replay: python -m tests.simulation --seed {seed}", flush=True)
+            write(f"seed {seed}: {violation}\n    replay: python -m tests.simulation --seed {seed}")
             continue
         rounds, lives = rounds + world.rounds_in_all, lives + world.life + 1
     seconds = time.process_time() - began
-    print(f"{len(seeds)} seeds, {lives} lives, {rounds} rounds of events in {seconds:.1f} CPU seconds: {failed} failed")
+    write(f"{len(seeds)} seeds, {lives} lives, {rounds} rounds of events in {seconds:.1f} CPU seconds: {failed} failed")
     return bool(failed)
+
+
+def write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -63,15 +63,17 @@ class Case:
     def trouble(self, index: int) -> tuple[Fate, int]:
         """What goes wrong with a prompt, and how many times."""
         chance, times = uniform(self.seed, index, 1), 1 + int(3 * uniform(self.seed, index, 2))
-        for fate, rate in self.rates.items():
-            if chance < rate:
-                break
-            chance -= rate
-        else:
-            return "well", 0
+        fate = self._fate(chance)
         if fate == "infrastructure" and times >= self.plan.failures.max_infra_attempts_per_prompt:
             times = FOR_EVER
         return fate, times
+
+    def _fate(self, chance: float) -> Fate:
+        for fate, rate in self.rates.items():
+            if chance < rate:
+                return fate
+            chance -= rate
+        return "well"
 
     def trains(self, index: int) -> bool:
         """Whether a prompt gives a group, whatever the timing. Not to be asked where a deadline is tight."""
@@ -97,7 +99,7 @@ def case_of(seed: int) -> Case:
     mood = draw.choice(("calm", "troubled", "tight"))
     plan = draw_plan(draw, sampler, groups, lead, steps)
     if mood == "tight":
-        plan = replace(plan, failures=tight_failures(draw))
+        plan = replace(plan, failures=tight_failures(draw), dynamic_sampling_max_gen_batches=draw.randint(2, 5))
     lengths = Lengths(draw.choice(("fixed", "lognormal", "heavy")), mean=draw.choice((5, 20)), longest=100, seed=seed)
     return Case(
         seed=seed,
@@ -141,7 +143,7 @@ def draw_plan(draw: random.Random, sampler: str, groups: int, lead: int, steps: 
             stall_timeout_s=STALL_S,
         ),
         failures=draw_failures(draw),
-        dynamic_sampling_max_gen_batches=draw.choice((2, 3, 50, 50)),
+        dynamic_sampling_max_gen_batches=50,
         val_period=draw.choice((0, 2)),
         val_at_start=draw.random() < 0.3,
         val_at_end=draw.random() < 0.3,
@@ -213,5 +215,5 @@ def draw_rates(draw: random.Random, *, tight: bool) -> dict[Fate, float]:
     }  # fmt: skip
     rates = {fate: draw.uniform(0, rate) for fate, rate in worst.items() if draw.random() < 0.4}
     if tight:
-        rates |= {"data": draw.uniform(0, 0.3)}
+        rates |= {"data": draw.uniform(0, 0.3), "no_signal": draw.uniform(0, 0.6)}
     return rates

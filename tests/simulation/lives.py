@@ -125,9 +125,7 @@ async def live(world: World, parts: type[Parts], scratch: Path) -> None:
         roll_out=WatchedRollOut(roll_out, world),
         buffer=parts.buffer(parts.sampler(plan.async_rl.sampler)),
         plane=plane,
-        sync=SimulatedSync(
-            engines, seconds=case.machines.publish_s, drain=plan.async_rl.weight_update == "drain"
-        ),
+        sync=SimulatedSync(engines, seconds=case.machines.publish_s, drain=plan.async_rl.weight_update == "drain"),
         gpus=OwnDevices(),
         evaluate=evaluation(case),
         save=Saving(world, plane, scratch).save,
@@ -169,7 +167,7 @@ def evaluation(case: Case) -> Callable[[int], Awaitable[Metrics]] | None:
 
 
 class Saving:
-    """As Checkpoints.save: the state of this moment, there only once it is written, beside the loop where the case says."""
+    """As Checkpoints.save: the state of this moment, there once it is written; beside the loop where the case says."""
 
     def __init__(self, world: World, plane: MemoryPlane, scratch: Path) -> None:
         self._world = world
@@ -232,7 +230,9 @@ def check_order(world: World, books: Books) -> None:
     ended = {index for index, why in books.untrained.items() if why != "left_over"}
     good = [index for index in range(world.controller.producer.next_index) if index not in ended]
     if not case.timing_decides:
-        world.demand(all(case.trains(index) for index in good[: sum(map(len, books.trained))]), "trained what must fail")
+        world.demand(
+            all(case.trains(index) for index in good[: sum(map(len, books.trained))]), "trained what must fail"
+        )
         world.demand(not any(case.trains(index) for index in ended), "gave up what must succeed")
     steps = [good[size * step : size * (step + 1)] for step in range(len(books.trained))]
     world.demand([sorted(step) for step in books.trained] == steps, f"trained {books.trained}, in order is {steps}")

@@ -116,7 +116,11 @@ class World:
         """Everything that must never be seen between two events."""
         controller, buffer = self.controller, self.controller.buffer
         training = buffer.tickets_out - len(buffer._entries)
-        started, waiting, ended = controller.producer.next_index, len(buffer._entries), len(self.gone) + len(self.at_hand)
+        started, waiting, ended = (
+            controller.producer.next_index,
+            len(buffer._entries),
+            len(self.gone) + len(self.at_hand),
+        )
         if started != waiting + ended:
             yield f"{started} prompts started, {waiting} wait, {ended} are trained or accounted for"
         wanted = (0, len(self.at_hand) or self.left_over or len(self.books.trained[-1] if self.books.trained else ()))
@@ -188,14 +192,18 @@ class World:
             self.at_hand.append(group.index)
             age = controller.version - group.oldest_version
             self.demand(age >= 0, f"p{group.index} is of a version to come")
-            self.demand(bound is None or age <= bound, f"step {step} trains p{group.index} at staleness {age} > {bound}")
+            self.demand(
+                bound is None or age <= bound, f"step {step} trains p{group.index} at staleness {age} > {bound}"
+            )
         training = controller.buffer._training
         self.demand(training == len(self.at_hand), f"{training} tickets in training, the step has {len(self.at_hand)}")
 
     def learned(self, step: int) -> None:
         """A step has its gradient."""
         want, got = self.plan.groups_per_step, len(self.at_hand)
-        self.demand(got == want or (self.data_ended() and self.plan.min_groups <= got < want), f"{got} of {want} groups")
+        self.demand(
+            got == want or (self.data_ended() and self.plan.min_groups <= got < want), f"{got} of {want} groups"
+        )
         self.books.trained.append(self.at_hand)
         self.gone.update(self.at_hand)
         self.at_hand = []
