@@ -121,6 +121,10 @@ class Buffer:
             assert self._training >= 0, "more tickets released than taken"
             self._changed.notify_all()
 
+    def holds(self, index: int) -> bool:
+        """Whether this prompt is in flight or waits for its step."""
+        return index in self._entries
+
     def finished(self) -> list[Group]:
         """Groups that wait for their step."""
         return [entry.group for entry in self._entries.by_prompt.values() if entry.group is not None]

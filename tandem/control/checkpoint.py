@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tandem.config.run import Checkpointing
@@ -105,9 +106,9 @@ class Checkpoints:
                 keep_top_k=settings.keep_top_k,
                 higher_is_better=settings.higher_is_better,
             )
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # safetensors wraps what the disk says
             raise RuntimeError(
-                f"the checkpoint of step {step} could not be written: {error}; earlier ones in {self._directory} are "
+                f"the checkpoint of step {step} could not be written to {self._directory}: {error}; earlier ones are "
                 "intact. Free space or mend the permission, then start the same command again"
             ) from error
 

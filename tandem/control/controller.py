@@ -69,8 +69,9 @@ class Controller:
         self._sinks = sinks
         self._accounts = accounts
         self._sides: asyncio.TaskGroup | None = None  # while it runs
+        self._validated_step = -1
         self._newest: dict[str, float] = {}  # the records of the last step
-        self.stopped = ""  # why the run ends before its time
+        self.stopped: str = ""  # why the run ends before its time
         self._asked_to_stop = asyncio.Event()  # set by stop(), which a signal may call at any time
 
     async def run(self) -> None:
@@ -119,7 +120,7 @@ class Controller:
         if self.stopped:
             await self._save_last()
             return
-        if self._evaluate and self.plan.val_at_end and not self._validates_at(self.step):
+        if self.plan.val_at_end and self._validated_step != self.step:
             await self._validate()
         if self.plan.save_at_end:
             await self._save_last()
@@ -144,6 +145,8 @@ class Controller:
 
     async def _chunks(self, groups: list[Group]) -> AsyncIterator[Batch]:
         """The step's groups as they finish, the first ones first. `groups` grows to the whole step."""
+        if len(groups) == self.plan.groups_per_step:
+            self.producer.step_taken()
         yield Batch.of(groups)
         while len(groups) < self.plan.groups_per_step:
             left = self.plan.groups_per_step - len(groups)
@@ -151,6 +154,8 @@ class Controller:
             if not more:
                 return
             groups.extend(more)
+            if len(groups) == self.plan.groups_per_step:
+                self.producer.step_taken()
             yield Batch.of(more)
 
     async def _train_on(self, first: Sequence[Group], started: float) -> None:
@@ -160,7 +165,6 @@ class Controller:
         async with self._gpus.training():
             with self._waiting(f"training of step {self.step}", "control/learn"):
                 learned = await self.algorithm.step(self._chunks(groups), step=self.step, train_policy=train_policy)
-        self.producer.step_taken()
         metrics = merge(rollout_metrics(groups), staleness_metrics(groups, self.version), learned)
         if train_policy:
             self.version += 1
@@ -171,7 +175,8 @@ class Controller:
         self.producer.watchdog.progress()
         self._newest = {}
         self._report(metrics, now() - started)
-        if self._validates_at(self.step):
+        ends = self.step == self.plan.max_num_steps and self.plan.val_at_end
+        if ends or self._validates_at(self.step):  # before the save, which is ranked by it
             await self._validate()
         if self._save and self.step % self.plan.save_period == 0:
             with self._waiting(f"saving step {self.step}", "control/save"):
@@ -191,6 +196,7 @@ class Controller:
             return
         with self._waiting(f"validation at step {self.step}", "control/evaluate"):
             metrics = await self._evaluate(self.step)
+        self._validated_step = self.step
         self._write(flatten(metrics))
 
     def _report(self, metrics: Metrics, step_s: float) -> None:
@@ -224,6 +230,10 @@ class Controller:
             "buffer": self.buffer.state(),
             "algorithm": self.algorithm.state(),
         }
+
+    def has_settled(self, index: int) -> bool:
+        """Whether this prompt has been trained on or given up: it will not be seen again."""
+        return index < self.producer.next_index and not self.buffer.holds(index)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state. The plane must have loaded the finished groups' rows."""

@@ -169,6 +169,8 @@ def prune(directory: Path, *, keep_last_n: int, keep_top_k: int, higher_is_bette
     )
     if ranked:
         write_whole(directory / BEST, f"{ranked[-1].name}\n")
+    else:
+        (directory / BEST).unlink(missing_ok=True)
     best = ranked[len(ranked) - keep_top_k :] if keep_top_k else []
     kept = {*checkpoints[-keep_last_n:], *best}
     for path in checkpoints:

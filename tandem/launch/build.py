@@ -27,7 +27,7 @@ from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.gpus import OwnDevices
 from tandem.launch.models import DTYPES, architecture_of, load_causal_lm, load_tokenizer
-from tandem.launch.run_dir import append_record
+from tandem.launch.run_dir import UNTRAINED, append_record
 from tandem.metrics.timing import Timeline
 from tandem.plane.memory import MemoryPlane
 from tandem.roles import DataPlane, Environment, Sink, Trainer
@@ -259,7 +259,7 @@ def build_controller(
         save=checkpoints.save if config.checkpointing.enabled else None,
         clock=timeline,
         sinks=sinks,
-        accounts=Accounts(partial(append_record, run_dir / "untrained.jsonl")),
+        accounts=Accounts(partial(append_record, run_dir / UNTRAINED)),
     )
     return controller, checkpoints
 

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from tandem.config import Config
 from tandem.config.load import load
-from tandem.control import vault
 from tandem.launch.build import build_evaluator, build_house, build_trainer
+from tandem.launch.export import checkpoint_of
 from tandem.launch.local import quiet_libraries
 from tandem.launch.run_dir import CONFIG
+from tandem.launch.show import is_checkpoint
 from tandem.types import Metrics
 from tandem.weights.memory import MemorySync
 
@@ -42,15 +43,8 @@ def resolve(target: str) -> tuple[str, Path | None]:
     path = Path(target).expanduser()
     if not path.is_dir():
         return target, None
-    if (path / vault.MARKER).is_file():
-        vault.verified(path)
-        return str(path / CONFIG), path
-    if (path / CONFIG).is_file():
-        whole = vault.marked(path / "checkpoints")
-        if not whole:
-            raise ValueError(f"{target} holds no whole checkpoint yet; it saves every checkpointing.save_period steps")
-        return str(path / CONFIG), whole[-1]
-    raise ValueError(f"{target} is neither a run directory (with {CONFIG}) nor one of its checkpoints")
+    checkpoint = checkpoint_of(target, best=False)
+    return str((checkpoint if is_checkpoint(path) else path) / CONFIG), checkpoint
 
 
 async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Metrics:

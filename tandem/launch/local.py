@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -16,17 +18,19 @@ from rich.console import Console
 from tandem.config import Config
 from tandem.config.check import to_yaml
 from tandem.config.loaded import Loaded
+from tandem.control import vault
 from tandem.control.checkpoint import find_checkpoint
 from tandem.control.controller import Controller
 from tandem.launch.answers import before_and_after
 from tandem.launch.build import build_controller, build_house
-from tandem.launch.run_dir import CONFIG, choose_run_dir, hold, logging_to
+from tandem.launch.run_dir import CONFIG, UNTRAINED, choose_run_dir, hold, keep_records, logging_to
 from tandem.launch.tips import tips
 from tandem.metrics.console import Display
 from tandem.metrics.sinks import first_value, open_sinks
 from tandem.metrics.timing import Timeline
 from tandem.roles import Sink
 
+log = logging.getLogger(__name__)
 TERMINATED, OUT_OF_TIME = "SIGTERM", "checkpointing.checkpoint_must_save_by"
 EXIT_CODES = {TERMINATED: 143, OUT_OF_TIME: 75}  # 75: not finished, run it again
 
@@ -57,7 +61,8 @@ def train(loaded: Loaded) -> int:
     place = Place(choose_run_dir(config.run_dir, config.name), Console())
     with hold(place.run_dir), logging_to(place.run_dir, place.console):
         resume_from = find_checkpoint(config.checkpointing.resume, place.run_dir / "checkpoints")
-        (place.run_dir / CONFIG).write_text(to_yaml(config.model_copy(update={"run_dir": str(place.run_dir)})))
+        begin_from(resume_from, place.run_dir / "checkpoints")
+        (place.run_dir / CONFIG).write_text(to_yaml(config_of_run(config, place.run_dir)))
         try:
             stopped = asyncio.run(session(config, place, resume_from))
         except KeyboardInterrupt:
@@ -66,6 +71,29 @@ def train(loaded: Loaded) -> int:
         if stopped:
             place.console.print(how_to_go_on(f"stopped by {stopped}", place.run_dir), soft_wrap=True, highlight=False)
     return EXIT_CODES.get(stopped, 0)
+
+
+def config_of_run(config: Config, run_dir: Path) -> Config:
+    """The config that the run keeps: `tandem train RUN` goes on in this directory, from its newest checkpoint."""
+    checkpointing = config.checkpointing.model_copy(update={"resume": "auto"})
+    return config.model_copy(update={"run_dir": str(run_dir), "checkpointing": checkpointing})
+
+
+def begin_from(checkpoint: Path | None, checkpoints: Path) -> None:
+    """Set checkpoints aside that the run does not go on from, so that they are not taken for its newest."""
+    newest = max(vault.marked(checkpoints), default=None)
+    if newest is None or (checkpoint is not None and checkpoint.resolve() == newest.resolve()):
+        return
+    if checkpoint is not None and checkpoint.resolve().parent != checkpoints.resolve():
+        later = vault.marked(checkpoints)
+    else:
+        later = [path for path in vault.marked(checkpoints) if checkpoint is None or path.name > checkpoint.name]
+    if later:
+        aside = next(p for n in count(1) if not (p := checkpoints.with_name(f"checkpoints-{n}")).exists())
+        aside.mkdir()
+        for path in later:
+            path.rename(aside / path.name)
+        log.warning("checkpoints of another line were set aside in %s: %s", aside, ", ".join(p.name for p in later))
 
 
 def how_to_go_on(why: str, run_dir: Path) -> str:
@@ -114,6 +142,7 @@ async def session(config: Config, place: Place, resume_from: Path | None) -> str
         controller, checkpoints = build_controller(config, house, run_dir=place.run_dir, timeline=timeline, sinks=sinks)
         if resume_from:
             await checkpoints.restore(controller, resume_from)
+            keep_records(place.run_dir / UNTRAINED, lambda record: controller.has_settled(int(str(record["index"]))))
         elif config.value and config.value.warm_start:
             await house.models["critic"].load_weights(folder(config.value.warm_start))
         sinks += open_sinks(

@@ -6,14 +6,14 @@ import fcntl
 import json
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.logging import RichHandler
 
-CONFIG, LOG, LOCK = "config.yaml", "tandem.log", "lock"
+CONFIG, LOG, LOCK, UNTRAINED = "config.yaml", "tandem.log", "lock", "untrained.jsonl"
 
 
 def choose_run_dir(run_dir: str | None, name: str) -> Path:
@@ -29,6 +29,17 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
     """Add one JSON line to a file of the run."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def keep_records(path: Path, keep: Callable[[Mapping[str, object]], bool]) -> None:
+    """Drop the JSON lines that a resumed run will write again, and a last line that a kill has torn."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("}\n") and keep(json.loads(line))]
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tandem.control.controller import Controller
+from tandem.types import Mean
 from tests.control.house import House, failing, plan
 
 
@@ -138,3 +139,18 @@ def test_validation_happens_at_start_by_period_and_at_end():
     the_plan = plan(max_num_steps=5, val_period=2, val_at_start=True, val_at_end=True)
     run(house.controller(the_plan, evaluate=evaluate))
     assert seen == [0, 2, 4, 5]
+
+
+def test_the_last_step_is_validated_before_it_is_saved_and_ranked_by_it():
+    scores = []
+
+    async def evaluate(step: int):
+        return {"val/accuracy": Mean(0.5 + step / 100, 1)}
+
+    async def save(controller: Controller) -> None:
+        scores.append((controller.step, controller.score("val:accuracy"), controller.score("train:rollout/reward")))
+
+    house = House()
+    the_plan = plan(max_num_steps=3, val_period=2, val_at_end=True, policy_training_start_step=1)
+    run(house.controller(the_plan, evaluate=evaluate, save=save))
+    assert scores == [(1, None, None), (2, 0.52, 1.0), (3, 0.53, 1.0)]

@@ -1,4 +1,4 @@
-"""Real training processes that are killed: forked from a server that has imported everything, so that they start fast."""
+"""Real training processes to be killed: forked from a server that has imported everything, so they start fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quickstart learns, synchronously and asynchronously, within its published band (README.md, docs/quickstart.md)."""
+"""The quickstart learns, synchronously and asynchronously, within its published band (docs/quickstart.md)."""
 
 from __future__ import annotations
 

@@ -141,3 +141,17 @@ def test_another_run_is_refused_with_both_values(tmp_path: Path, monkeypatch, ca
         cli.main()
     assert ended.value.code == 2
     assert said in capfd.readouterr().err
+
+
+def test_another_line_in_the_same_directory_sets_the_later_checkpoints_aside(tmp_path: Path):
+    arguments = [*SIZE, f"run_dir={tmp_path}", "checkpointing.keep_last_n=9"]
+    kills.run_to_the_end(arguments)
+    older = tmp_path / "checkpoints" / "step_000002"
+    kills.run_to_the_end([*arguments, f"checkpointing.resume={older}", "ppo.max_num_steps=3"])
+    assert sorted(p.name for p in (tmp_path / "checkpoints-1").iterdir()) == [f"step_{n:06d}" for n in (3, 4, 5)]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*")) == [f"step_{n:06d}" for n in (1, 2, 3)]
+    kills.run_to_the_end([*arguments, "checkpointing.resume=never", "ppo.max_num_steps=1"])
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000001\n"
+    assert len(list((tmp_path / "checkpoints-2").iterdir())) == 3
+    kills.run_to_the_end([str(tmp_path), "ppo.max_num_steps=2"])  # the kept config says auto: it goes on
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000002\n"

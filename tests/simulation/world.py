@@ -195,6 +195,8 @@ class World:
             self.demand(
                 bound is None or age <= bound, f"step {step} trains p{group.index} at staleness {age} > {bound}"
             )
+        if len(self.at_hand) == self.plan.groups_per_step:
+            self.without_signal = 0
         training = controller.buffer._training
         self.demand(training == len(self.at_hand), f"{training} tickets in training, the step has {len(self.at_hand)}")
 
@@ -207,7 +209,6 @@ class World:
         self.books.trained.append(self.at_hand)
         self.gone.update(self.at_hand)
         self.at_hand = []
-        self.without_signal = 0
         self.check_every_prompt()
 
     def check_every_prompt(self) -> None:
