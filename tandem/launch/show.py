@@ -213,8 +213,6 @@ def ways_on(run_dir: Path, config: Config | None, sound: list[Finding]) -> dict[
     if config is None and not sound:
         return {"begin": f"tandem train RECIPE run_dir={here}"}
     ways = {"go on": f"tandem train {here}"} if config else {}
-    if config and config.checkpointing.resume != "auto":
-        ways["go on"] += " checkpointing.resume=auto"
     steps = config.algorithm.max_num_steps if config else 0
     if config and any(finding.path.name == f"step_{steps:06d}" for finding in sound):
         section = "ppo" if config.ppo else "grpo"
