@@ -137,6 +137,7 @@ class Cluster(Section):
     launch: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Count | None = None  # torch threads; None: torch's own choice
+    deterministic: bool = False  # refuse operations whose bits may vary; costs speed on a GPU, nothing on a CPU
 
 
 class Config(Section):

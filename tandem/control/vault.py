@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,10 +32,11 @@ READ_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size and hash of a file as it was written."""
+    """Size and hash of a file as it was written; of a safetensors file also each tensor's dtype and shape."""
 
     bytes: int
     blake2b: str
+    tensors: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def commit(partial: Path, *, score: float | None) -> Path:
     """Hash and flush every file, rename the folder, mark it as whole, point `latest` at it."""
     target = partial.with_name(partial.name.removesuffix(PARTIAL))
     step = int(target.name.removeprefix("step_"))
-    files = {path.relative_to(partial).as_posix(): record_of(path) for path in sorted(files_of(partial))}
+    files = {
+        path.relative_to(partial).as_posix(): replace(record_of(path), tensors=tensors_of(path))
+        for path in sorted(files_of(partial))
+    }
     manifest = Manifest(f"tandem-rl {__version__}", step, score, files)
     (partial / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
     for path in [*partial.rglob("*"), partial]:
@@ -83,6 +87,15 @@ def record_of(path: Path) -> FileRecord:
             digest.update(block)
             size += len(block)
     return FileRecord(size, digest.hexdigest())
+
+
+def tensors_of(path: Path) -> dict[str, str] | None:
+    """Name -> `F32[2, 3]` from the header of a safetensors file; None for other files."""
+    if path.suffix != ".safetensors":
+        return None
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: f"{entry['dtype']}{entry['shape']}" for name, entry in header.items() if name != "__metadata__"}
 
 
 def flush(path: Path) -> None:
@@ -126,7 +139,7 @@ def verified(checkpoint: Path) -> Manifest:
         if not path.is_file():
             raise ValueError(f"{path} is missing, the manifest names it")
         found = record_of(path)
-        if found != expected:
+        if (found.bytes, found.blake2b) != (expected.bytes, expected.blake2b):
             raise ValueError(
                 f"{path} is torn: {found.bytes} bytes of {expected.bytes}, or other ones than were written"
             )

@@ -18,6 +18,7 @@ from rich.console import Console
 from tandem.config import Config
 from tandem.config.check import to_yaml
 from tandem.config.loaded import Loaded
+from tandem.config.run import Cluster
 from tandem.control import vault
 from tandem.control.checkpoint import find_checkpoint
 from tandem.control.controller import Controller
@@ -52,12 +53,20 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
+def prepare(cluster: Cluster) -> None:
+    """Set this process's torch up as the recipe asks, before anything computes."""
+    if cluster.num_threads:
+        torch.set_num_threads(cluster.num_threads)
+    if cluster.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
+    torch.use_deterministic_algorithms(cluster.deterministic)
+
+
 def train(loaded: Loaded) -> int:
     """Run a recipe to its end; the exit code. Raises ValueError for bad input before anything is trained."""
     config = loaded.config
     quiet_libraries()
-    if config.cluster.num_threads:
-        torch.set_num_threads(config.cluster.num_threads)
+    prepare(config.cluster)
     place = Place(choose_run_dir(config.run_dir, config.name), Console())
     with hold(place.run_dir), logging_to(place.run_dir, place.console):
         resume_from = find_checkpoint(config.checkpointing.resume, place.run_dir / "checkpoints")

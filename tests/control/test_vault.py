@@ -7,6 +7,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tandem.control import vault
 
@@ -14,7 +16,7 @@ from tandem.control import vault
 def write(directory: Path, step: int, score: float | None = None) -> Path:
     folder = vault.begin(directory, step)
     (folder / "actor").mkdir()
-    (folder / "actor" / "model.safetensors").write_bytes(bytes(range(256)) * step)
+    save_file({"weight": torch.full((2, step), 0.5)}, folder / "actor" / "model.safetensors")
     (folder / "state.json").write_text(json.dumps({"step": step}))
     return vault.commit(folder, score=score)
 
@@ -26,6 +28,7 @@ def test_a_committed_checkpoint_is_verified_and_the_newest(tmp_path: Path):
     assert (tmp_path / "latest").read_text() == "step_000002\n"
     manifest = vault.verified(second)
     assert (manifest.step, sorted(manifest.files)) == (2, ["actor/model.safetensors", "state.json"])
+    assert manifest.files["actor/model.safetensors"].tensors == {"weight": "F32[2, 2]"}
 
 
 def test_what_was_not_written_to_its_end_does_not_count(tmp_path: Path):

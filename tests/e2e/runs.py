@@ -11,6 +11,7 @@ from tandem.config.load import load
 from tandem.control.checkpoint import find_checkpoint
 from tandem.fingerprint import fingerprint
 from tandem.launch.build import build_controller, build_house
+from tandem.launch.local import prepare
 from tandem.metrics.timing import Timeline
 
 SHORT = (
@@ -20,6 +21,7 @@ SHORT = (
     "policy.train_global_batch_size=4",
     "data.validation=null",
     "data.train.size=64",
+    "cluster.deterministic=true",
     "checkpointing.save_period=1",
     "checkpointing.keep_last_n=9",
 )
@@ -54,6 +56,7 @@ def short_config(*overrides: str, recipe: str = "quickstart") -> Config:
 
 def run(config: Config, run_dir: Path, *, resume: bool = False) -> Ran:
     """Run the loop to its end."""
+    prepare(config.cluster)
     return asyncio.run(_run(config, run_dir, resume))
 
 

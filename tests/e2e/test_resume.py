@@ -15,6 +15,7 @@ from tests.e2e import kills
 SIZE = [
     *("quickstart", "ppo.num_prompts_per_step=4", "ppo.num_generations_per_prompt=2", "ppo.max_num_steps=5"),
     *("policy.train_global_batch_size=4", "data.train.size=32", "data.validation=null", "logger.tensorboard=false"),
+    "cluster.deterministic=true",
     *("checkpointing.save_period=1", "logger.timeline=false"),
 ]
 HARD = ["ppo.ppo_epochs=2", "ppo.use_dynamic_sampling=true", "ppo.policy_training_start_step=2"]
@@ -118,6 +119,17 @@ def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_checkpoint_intact(
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000002\n"
     kills.run_to_the_end(arguments)
     assert [step["step"] for step in kills.ended_with(tmp_path)[1]] == [1, 2, 3, 4, 5]
+
+
+def test_a_critic_may_start_warm_from_another_run(tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    kills.run_to_the_end([*SIZE, f"run_dir={first}"])
+    warm = f"value.warm_start={first / 'checkpoints' / 'step_000005' / 'critic'}"
+    kills.run_to_the_end([*SIZE, f"run_dir={second}", warm, "ppo.max_num_steps=1", "seed=7"])
+    cold_start = kills.ended_with(first)[1][0]["critic/value_mean"]
+    warm_start = kills.ended_with(second)[1][0]["critic/value_mean"]
+    assert cold_start == 0.0
+    assert warm_start > 0.0
 
 
 @pytest.mark.parametrize(
