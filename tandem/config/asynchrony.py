@@ -23,10 +23,9 @@ def ahead(lead: int, warmup: int | None, warmup_steps_left: int) -> int:
     return min(warmup, warmup_steps_left + lead) + 1
 
 
-class InOrder(Section):
-    """Steps train on the prompts in their order; generation may run this many versions ahead (0: synchronous)."""
+class Lookahead(Section):
+    """A bound on how many steps of prompts may be in the house."""
 
-    name: Literal["in_order"] = "in_order"
     max_lookahead_versions: Versions = 0
     warmup_lookahead_versions: Versions | None = None  # None: max_lookahead_versions
 
@@ -40,20 +39,16 @@ class InOrder(Section):
         return self.max_lookahead_versions > 0
 
 
-class ReadyFirst(Section):
+class InOrder(Lookahead):
+    """Steps train on the prompts in their order; generation may run this many versions ahead (0: synchronous)."""
+
+    name: Literal["in_order"] = "in_order"
+
+
+class ReadyFirst(Lookahead):
     """Whatever has finished first, under the same bound on what is started. Nothing is discarded."""
 
     name: Literal["ready_first"]
-    max_lookahead_versions: Versions = 0
-    warmup_lookahead_versions: Versions | None = None  # None: max_lookahead_versions
-
-    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
-        """Prompts that may have a ticket now."""
-        return ahead(self.max_lookahead_versions, self.warmup_lookahead_versions, warmup_steps_left) * groups_per_step
-
-    @property
-    def stale(self) -> bool:
-        return self.max_lookahead_versions > 0
 
 
 class WeightFifo(Section):
@@ -88,17 +83,12 @@ class Windowed(Section):
         return self.max_staleness_versions > 0
 
 
-class Custom(Section):
+class Custom(Lookahead):
     """Your own function, `module:name`: (entries, version, want) -> Choice or None; see control/samplers.py."""
 
     name: Literal["custom"]
     target: str = Field(examples=["my_module:my_sampler"])
     max_lookahead_versions: Versions = 1
-    warmup_lookahead_versions: Versions | None = None  # None: max_lookahead_versions
-
-    def tickets(self, groups_per_step: int, warmup_steps_left: int) -> int:
-        """Prompts that may have a ticket now."""
-        return ahead(self.max_lookahead_versions, self.warmup_lookahead_versions, warmup_steps_left) * groups_per_step
 
     @property
     def stale(self) -> bool:
