@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
+import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from tandem import cli
 from tests.e2e import kills
+
+QUICKSTART = Path(str(files("tandem"))) / "assets" / "quickstart"
 
 SIZE = [
     *("quickstart", "ppo.num_prompts_per_step=4", "ppo.num_generations_per_prompt=2", "ppo.max_num_steps=5"),
@@ -142,17 +149,34 @@ def test_a_critic_may_start_warm_from_another_run(tmp_path: Path):
     ],
 )
 def test_another_run_is_refused_with_both_values(tmp_path: Path, monkeypatch, capfd, change: str, said: str):
-    import sys
-
-    from tandem import cli
-
     kills.run_to_the_end([*SIZE, f"run_dir={tmp_path}", "ppo.max_num_steps=1"])
     critic = ["value=null", "value_loss_fn=null"] if "rloo" in change else []
-    monkeypatch.setattr(sys, "argv", ["tandem", "train", *SIZE, f"run_dir={tmp_path}", change, *critic])
+    assert said in refusal([f"run_dir={tmp_path}", change, *critic], monkeypatch, capfd)
+
+
+@pytest.mark.parametrize("another", ["model", "tokenizer"])
+def test_another_model_or_tokenizer_is_refused_with_both(tmp_path: Path, monkeypatch, capfd, another: str):
+    kills.run_to_the_end([*SIZE, f"run_dir={tmp_path / 'run'}", "ppo.max_num_steps=1"])
+    folder = tmp_path / "other"
+    shutil.copytree(QUICKSTART, folder)
+    if another == "model":
+        config = LlamaConfig.from_pretrained(folder, num_hidden_layers=2)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    else:
+        template = folder / "chat_template.jinja"
+        template.write_text(template.read_text() + " ")
+    said = refusal([f"run_dir={tmp_path / 'run'}", f"policy.model_name={folder}"], monkeypatch, capfd)
+    assert f"the {'policy' if another == 'model' else 'tokenizer'}" in said
+    assert ("4 layers" in said and "2 layers" in said) == (another == "model")
+
+
+def refusal(changes: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """What a run in this process says as it refuses its input."""
+    monkeypatch.setattr(sys, "argv", ["tandem", "train", *SIZE, *changes])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert said in capfd.readouterr().err
+    return capfd.readouterr().err
 
 
 def test_another_line_in_the_same_directory_sets_the_later_checkpoints_aside(tmp_path: Path):
