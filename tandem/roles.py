@@ -118,9 +118,18 @@ class Trainer(Protocol):
 
 
 class DataPlane(Protocol):
-    """Columns of ragged rows, one tensor a sample. A missing row or column is a KeyError: never a wait, never zeros."""
+    """Columns of ragged rows, one tensor a sample. A missing row or column is a KeyError: never a wait, never zeros.
 
-    async def put(self, keys: Sequence[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None: ...
+    A plane of several processes has a deadline on every call: past it, or when one of them dies, a RuntimeError.
+    """
+
+    async def put(self, keys: Sequence[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        """Add columns to rows, whole or not at all. A row that is new begins here, a column that is there is replaced.
+
+        A key twice or a column of another length is a ValueError, another dtype than the column has a TypeError, no
+        room a RuntimeError: all before anything is written.
+        """
+        ...
 
     async def get(self, keys: Sequence[int], names: Sequence[str]) -> dict[str, list[torch.Tensor]]: ...
 
@@ -132,7 +141,11 @@ class DataPlane(Protocol):
         """These rows with all their columns as they are now."""
         ...
 
-    async def load(self, directory: Path) -> None: ...
+    async def load(self, directory: Path) -> None:
+        """Take the rows of a snapshot's files, of whichever plane, beside those that are here."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class WeightSync(Protocol):

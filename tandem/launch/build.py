@@ -46,7 +46,7 @@ VALIDATION_SEED_SHIFT = 1  # validation prompts are drawn and sampled under anot
 
 @dataclass
 class House:
-    """The roles of one process. close() ends the threads that they own."""
+    """The roles of one process. close() ends the threads and processes that they own."""
 
     chat: Chat
     train_set: Prompts
@@ -61,6 +61,7 @@ class House:
         for model in self.models.values():
             await model.close()
         await self.engine.close()
+        await self.plane.close()
 
 
 def device_of(config: Config) -> torch.device:

@@ -218,7 +218,7 @@ def check_end(world: World) -> None:
     left_over = [index for index, why in books.untrained.items() if why == "left_over"]
     world.demand(len(left_over) < plan.min_groups, f"{len(left_over)} are left over, {plan.min_groups} make a step")
     kept = {entry["index"] for entry in waiting if entry["group"]} | set(left_over)
-    leaked = {key // world.case.work.samples for key in controller.plane._rows} - kept  # type: ignore[attr-defined]
+    leaked = {key // world.case.work.samples for key in controller.plane} - kept  # type: ignore[attr-defined]
     world.demand(not leaked, f"the plane still holds rows of prompts {sorted(leaked)}")
     if world.case.sampler == "in_order":
         check_order(world, books)

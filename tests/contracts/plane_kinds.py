@@ -1,0 +1,58 @@
+"""The implementations of the DataPlane role that the contract runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem.plane.memory import MemoryPlane
+from tandem.roles import DataPlane
+
+SCENE_S = 60.0
+KEYS = range(600)  # what a scene may use: the stage is cleared of them
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An implementation: how to start one that holds at most `max_bytes`, and the package that it needs."""
+
+    name: str
+    start: Callable[[int | None], DataPlane]
+    package: str
+
+
+def start_memory(max_bytes: int | None) -> DataPlane:
+    return MemoryPlane(max_bytes=max_bytes)
+
+
+KINDS = [Kind("memory", start_memory, package="torch")]
+
+
+def play(scene: Callable[[], Coroutine[None, None, None]], *planes: DataPlane) -> None:
+    """Run a scene within a time limit, then clear the planes it played on."""
+
+    async def body() -> None:
+        try:
+            await asyncio.wait_for(scene(), timeout=SCENE_S)
+        finally:
+            for plane in planes:
+                await plane.drop(KEYS)
+
+    asyncio.run(body())
+
+
+def rows(*lengths: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Rows of these lengths that count up from 0."""
+    return [torch.arange(n).to(dtype) for n in lengths]
+
+
+def filled(key: int, length: int) -> torch.Tensor:
+    """A row that says whose it is."""
+    return torch.full((length,), float(key))
+
+
+def lists(tensors: Sequence[torch.Tensor]) -> list[object]:
+    return [tensor.tolist() for tensor in tensors]
