@@ -12,6 +12,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import pytest
 import torch
 
+pytest_plugins = ["tests.ray_here"]
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():

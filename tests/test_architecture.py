@@ -33,9 +33,9 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": set(),
 }
-# A heavy library -> the only place that may import it.
-HOMES = {
-    "ray": "launch/ray.py",
+# A heavy library -> the only places that may import it.
+HOMES: dict[str, str | tuple[str, ...]] = {
+    "ray": ("launch/ray.py", "plane/ray_processes.py"),  # places workers; keeps a plane's processes
     "vllm": "rollout/vllm/",
     "megatron": "train/megatron/",
     "transfer_queue": "plane/transfer_queue.py",

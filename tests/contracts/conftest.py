@@ -15,13 +15,15 @@ SMALL_BYTES = 4096
 
 
 @pytest.fixture(scope="session")
-def started() -> Iterator[Callable[[Kind, int | None], DataPlane]]:
+def started(request: pytest.FixtureRequest) -> Iterator[Callable[[Kind, int | None], DataPlane]]:
     """Starts a plane, or gives the one that was started with the same bound; all are closed in the end."""
     planes: dict[tuple[str, int | None], DataPlane] = {}
 
     def start(kind: Kind, max_bytes: int | None) -> DataPlane:
         if importlib.util.find_spec(kind.package) is None:
             pytest.skip(f"the {kind.name} plane needs the package {kind.package}, which is not installed here")
+        if kind.name != "memory":
+            request.getfixturevalue("ray_here")
         if (kind.name, max_bytes) not in planes:
             planes[kind.name, max_bytes] = kind.start(max_bytes)
         return planes[kind.name, max_bytes]

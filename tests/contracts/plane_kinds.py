@@ -12,6 +12,7 @@ from tandem.plane.memory import MemoryPlane
 from tandem.roles import DataPlane
 
 SCENE_S = 60.0
+DEADLINE_S = 20.0
 KEYS = range(600)  # what a scene may use: the stage is cleared of them
 
 
@@ -28,7 +29,16 @@ def start_memory(max_bytes: int | None) -> DataPlane:
     return MemoryPlane(max_bytes=max_bytes)
 
 
-KINDS = [Kind("memory", start_memory, package="torch")]
+def start_ray_actor(max_bytes: int | None) -> DataPlane:
+    from tandem.plane.ray_actor import RayActorPlane  # an extra: not everywhere
+
+    return RayActorPlane(max_bytes=max_bytes, deadline_s=DEADLINE_S)
+
+
+KINDS = [
+    Kind("memory", start_memory, package="torch"),
+    Kind("ray_actor", start_ray_actor, package="ray"),
+]
 
 
 def play(scene: Callable[[], Coroutine[None, None, None]], *planes: DataPlane) -> None:

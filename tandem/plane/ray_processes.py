@@ -1,0 +1,111 @@
+"""The processes of a plane: Ray actors in a namespace of their own, with a deadline on every call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, cast
+from uuid import uuid4
+
+try:
+    import ray
+    from ray.actor import ActorClass, ActorHandle
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+except ImportError as error:
+    raise ValueError(
+        "data_plane.name=ray_actor and transfer_queue need the package ray: `uv sync --extra ray`, "
+        "or set data_plane.name=memory"
+    ) from error
+
+log = logging.getLogger(__name__)
+CLOSE_S = 10.0
+
+
+class RayProcesses:
+    """Starts named actors and calls them. They take no CPU of the cluster, and end with close() or with this driver.
+
+    Sent to another process it can call the same actors there, and its close() leaves them alone.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        """Joins the Ray that this process is connected to, or starts one here, on loopback, without a dashboard."""
+        self.deadline_s = deadline_s
+        self.namespace = f"tandem-plane-{uuid4().hex[:12]}"
+        self._actors: dict[str, ActorHandle[Any]] = {}
+        self._owner = True
+        self._started_ray = start_ray()
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_owner": False, "_started_ray": False}
+
+    def start(self, name: str, kind: type | ActorClass[Any], *arguments: object) -> None:
+        """Start an actor. It is not restarted when it dies: what it held would be gone without an error."""
+        actor_class = kind if isinstance(kind, ActorClass) else ray.remote(kind)
+        options = actor_class.options(
+            name=name,
+            namespace=self.namespace,
+            num_cpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+        self._actors[name] = cast(ActorHandle[Any], options.remote(*arguments))
+
+    def call(self, name: str, method: str, *arguments: object) -> Any:
+        """Call and wait; raises the callee's own error, or RuntimeError when it is gone or past the deadline."""
+        try:
+            return ray.get(getattr(self._actors[name], method).remote(*arguments), timeout=self.deadline_s)
+        except RayTaskError as error:
+            raise error.cause from None
+        except GetTimeoutError as error:
+            raise RuntimeError(
+                f"the data plane's process {name!r} gave no answer to {method} within "
+                f"data_plane.deadline_s={self.deadline_s:g}"
+            ) from error
+        except RayError as error:
+            raise RuntimeError(f"the data plane's process {name!r} is gone: {first_line(error)}") from error
+
+    def check(self) -> None:
+        """RuntimeError naming the first actor that is dead; waits for one that is busy until the deadline."""
+        for name in self._actors:
+            self.call(name, "__ray_ready__")
+
+    def close(self) -> None:
+        """Kill the actors and see them gone; end Ray if it was started here."""
+        if not self._owner:
+            return
+        actors, self._actors = self._actors, {}
+        for actor in actors.values():
+            ray.kill(actor, no_restart=True)
+        end = time.monotonic() + CLOSE_S
+        for name, actor in actors.items():
+            try:
+                ray.get(actor.__ray_ready__.remote(), timeout=max(0.0, end - time.monotonic()))
+            except GetTimeoutError:
+                log.warning("the data plane's process %r was killed and still answers", name)
+            except RayError:  # it is gone, as it should be
+                continue
+        if self._started_ray:
+            ray.shutdown()
+
+
+def start_ray() -> bool:
+    """Whether a Ray was started here. A plane's actors are its only work, so one CPU is enough."""
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=1,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _node_ip_address="127.0.0.1",
+    )
+    return True
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
