@@ -27,6 +27,7 @@ class RayActorPlane:
     def __init__(self, *, max_bytes: int | None, deadline_s: float) -> None:
         self._processes = RayProcesses(deadline_s)
         self._processes.start(ACTOR, RowServer, max_bytes)
+        self._processes.wait_until_up()
 
     async def put(self, keys: Sequence[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Add columns to rows; see Rows."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from typing import Any, cast
 from uuid import uuid4
 
 try:
-    import ray
-    from ray.actor import ActorClass, ActorHandle
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+    import ray  # type: ignore  # an extra: not every checkout has it
+    from ray.actor import ActorClass, ActorHandle  # type: ignore  # as above
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError  # type: ignore  # as above
 except ImportError as error:
     raise ValueError(
         "data_plane.name=ray_actor and transfer_queue need the package ray: `uv sync --extra ray`, "
@@ -19,7 +20,12 @@ except ImportError as error:
     ) from error
 
 log = logging.getLogger(__name__)
+START_S = 120.0
+CHECK_S = 1.0
 CLOSE_S = 10.0
+# Ray 2.60 turns 127.0.0.1 into the machine's outward address; this one it leaves alone. What its actors bind is then
+# out of reach from outside; Ray's own ports listen everywhere and ask for the session's token.
+LOOPBACK = "127.0.0.2"
 
 
 class RayProcesses:
@@ -35,6 +41,7 @@ class RayProcesses:
         self._actors: dict[str, ActorHandle[Any]] = {}
         self._owner = True
         self._started_ray = start_ray()
+        self._lost = ""  # what died; nothing is answered from what is left
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_owner": False, "_started_ray": False}
@@ -52,8 +59,19 @@ class RayProcesses:
         )
         self._actors[name] = cast(ActorHandle[Any], options.remote(*arguments))
 
+    def wait_until_up(self) -> None:
+        """Return when all actors run. Starting a process and its imports may take longer than any call of it."""
+        refs = {name: actor.__ray_ready__.remote() for name, actor in self._actors.items()}
+        end = time.monotonic() + START_S
+        for name, ref in refs.items():
+            try:
+                ray.get(ref, timeout=max(0.0, end - time.monotonic()))
+            except RayError as error:
+                raise RuntimeError(f"the data plane's process {name!r} did not start: {first_line(error)}") from error
+
     def call(self, name: str, method: str, *arguments: object) -> Any:
         """Call and wait; raises the callee's own error, or RuntimeError when it is gone or past the deadline."""
+        self.demand_whole()
         try:
             return ray.get(getattr(self._actors[name], method).remote(*arguments), timeout=self.deadline_s)
         except RayTaskError as error:
@@ -64,18 +82,35 @@ class RayProcesses:
                 f"data_plane.deadline_s={self.deadline_s:g}"
             ) from error
         except RayError as error:
-            raise RuntimeError(f"the data plane's process {name!r} is gone: {first_line(error)}") from error
+            raise self._gone(name, first_line(error)) from error
 
     def check(self) -> None:
-        """RuntimeError naming the first actor that is dead; waits for one that is busy until the deadline."""
-        for name in self._actors:
-            self.call(name, "__ray_ready__")
+        """RuntimeError naming the first actor that is dead. One that does not answer soon may be busy: no error."""
+        for name, actor in self._actors.items():
+            self.demand_whole()
+            try:
+                ray.get(actor.__ray_ready__.remote(), timeout=CHECK_S)
+            except GetTimeoutError:
+                continue
+            except RayError as error:
+                raise self._gone(name, first_line(error)) from error
+
+    def demand_whole(self) -> None:
+        """RuntimeError when an actor was found dead before: what remains may hold half of a row."""
+        if not ray.is_initialized():  # a call would start another Ray, with everything on
+            raise RuntimeError("the data plane's processes are gone: their Ray has ended")
+        if self._lost:
+            raise RuntimeError(self._lost)
+
+    def _gone(self, name: str, why: str) -> RuntimeError:
+        self._lost = f"the data plane's process {name!r} is gone: {why}; go on from the newest checkpoint"
+        return RuntimeError(self._lost)
 
     def close(self) -> None:
         """Kill the actors and see them gone; end Ray if it was started here."""
-        if not self._owner:
-            return
         actors, self._actors = self._actors, {}
+        if not self._owner or not ray.is_initialized():
+            return
         for actor in actors.values():
             ray.kill(actor, no_restart=True)
         end = time.monotonic() + CLOSE_S
@@ -102,7 +137,7 @@ def start_ray() -> bool:
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.WARNING,
-        _node_ip_address="127.0.0.1",
+        _node_ip_address=LOOPBACK if sys.platform == "linux" else None,  # elsewhere it is Ray's own choice
     )
     return True
 

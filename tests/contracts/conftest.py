@@ -15,15 +15,11 @@ SMALL_BYTES = 4096
 
 
 @pytest.fixture(scope="session")
-def started(request: pytest.FixtureRequest) -> Iterator[Callable[[Kind, int | None], DataPlane]]:
+def started(ray_here: None) -> Iterator[Callable[[Kind, int | None], DataPlane]]:
     """Starts a plane, or gives the one that was started with the same bound; all are closed in the end."""
     planes: dict[tuple[str, int | None], DataPlane] = {}
 
     def start(kind: Kind, max_bytes: int | None) -> DataPlane:
-        if importlib.util.find_spec(kind.package) is None:
-            pytest.skip(f"the {kind.name} plane needs the package {kind.package}, which is not installed here")
-        if kind.name != "memory":
-            request.getfixturevalue("ray_here")
         if (kind.name, max_bytes) not in planes:
             planes[kind.name, max_bytes] = kind.start(max_bytes)
         return planes[kind.name, max_bytes]
@@ -33,18 +29,28 @@ def started(request: pytest.FixtureRequest) -> Iterator[Callable[[Kind, int | No
         asyncio.run(plane.close())
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def plane(request: pytest.FixtureRequest, started: Callable[[Kind, int | None], DataPlane]) -> DataPlane:
-    return started(request.param, None)
+def plane_of(request: pytest.FixtureRequest, max_bytes: int | None) -> DataPlane:
+    """A plane of the kind that is asked for. Only those of several processes need Ray, and are shared."""
+    kind: Kind = request.param
+    if kind.package is None:
+        return kind.start(max_bytes)
+    if importlib.util.find_spec(kind.package) is None:
+        pytest.skip(f"the {kind.name} plane needs the package {kind.package}, which is not installed here")
+    return request.getfixturevalue("started")(kind, max_bytes)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def small_plane(request: pytest.FixtureRequest, started: Callable[[Kind, int | None], DataPlane]) -> DataPlane:
+def plane(request: pytest.FixtureRequest) -> DataPlane:
+    return plane_of(request, None)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def small_plane(request: pytest.FixtureRequest) -> DataPlane:
     """Holds 4 KiB."""
-    return started(request.param, SMALL_BYTES)
+    return plane_of(request, SMALL_BYTES)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def other_plane(request: pytest.FixtureRequest, started: Callable[[Kind, int | None], DataPlane]) -> DataPlane:
+def other_plane(request: pytest.FixtureRequest) -> DataPlane:
     """A second plane, of the same or another kind than `plane`."""
-    return started(request.param, SMALL_BYTES)
+    return plane_of(request, SMALL_BYTES)

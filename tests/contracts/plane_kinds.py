@@ -18,11 +18,11 @@ KEYS = range(600)  # what a scene may use: the stage is cleared of them
 
 @dataclass(frozen=True)
 class Kind:
-    """An implementation: how to start one that holds at most `max_bytes`, and the package that it needs."""
+    """An implementation: how to start one that holds at most `max_bytes`, and the package that it needs, if any."""
 
     name: str
     start: Callable[[int | None], DataPlane]
-    package: str
+    package: str | None
 
 
 def start_memory(max_bytes: int | None) -> DataPlane:
@@ -35,9 +35,16 @@ def start_ray_actor(max_bytes: int | None) -> DataPlane:
     return RayActorPlane(max_bytes=max_bytes, deadline_s=DEADLINE_S)
 
 
+def start_transfer_queue(max_bytes: int | None) -> DataPlane:
+    from tandem.plane.transfer_queue import TransferQueuePlane  # an extra: not everywhere
+
+    return TransferQueuePlane(max_bytes=max_bytes, deadline_s=DEADLINE_S, num_storage_units=1 if max_bytes else 2)
+
+
 KINDS = [
-    Kind("memory", start_memory, package="torch"),
+    Kind("memory", start_memory, package=None),
     Kind("ray_actor", start_ray_actor, package="ray"),
+    Kind("transfer_queue", start_transfer_queue, package="transfer_queue"),
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 ray = pytest.importorskip("ray", reason="the package ray is not installed here (extra `ray`)")
 
 from tandem.plane.ray_actor import ACTOR, RayActorPlane  # noqa: E402
+from tests.plane.processes import ends, pid_of  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("ray_here"), pytest.mark.timeout(120)]
 
@@ -27,13 +27,9 @@ def plane(ray_here: None) -> Iterator[RayActorPlane]:
     asyncio.run(plane.close())
 
 
-def pid_of(plane: RayActorPlane) -> int:
-    return plane._processes.call(ACTOR, "__ray_call__", lambda server: os.getpid())
-
-
 @pytest.mark.parametrize("call", ["put", "get", "drop", "snapshot"])
 def test_a_killed_actor_is_a_runtime_error_within_seconds(plane: RayActorPlane, call: str):
-    os.kill(pid_of(plane), signal.SIGKILL)
+    os.kill(pid_of(plane._processes, ACTOR), signal.SIGKILL)
     calls = {
         "put": lambda: plane.put([1], {"x": [torch.ones(2)]}),
         "get": lambda: plane.get([1], ["x"]),
@@ -48,7 +44,7 @@ def test_a_killed_actor_is_a_runtime_error_within_seconds(plane: RayActorPlane, 
 
 def test_an_actor_killed_during_a_call_is_a_runtime_error(plane: RayActorPlane):
     async def scene() -> None:
-        pid = pid_of(plane)
+        pid = pid_of(plane._processes, ACTOR)
         os.kill(pid, signal.SIGSTOP)  # the call is under way and will not be answered
         reading = asyncio.ensure_future(plane.get([1], ["x"]))
         await asyncio.sleep(0)
@@ -60,7 +56,7 @@ def test_an_actor_killed_during_a_call_is_a_runtime_error(plane: RayActorPlane):
 
 
 def test_an_actor_that_does_not_answer_is_a_runtime_error_at_the_deadline(plane: RayActorPlane):
-    pid = pid_of(plane)
+    pid = pid_of(plane._processes, ACTOR)
     os.kill(pid, signal.SIGSTOP)
     begin = time.monotonic()
     try:
@@ -100,21 +96,9 @@ def test_another_process_shares_the_rows_and_cannot_end_them(plane: RayActorPlan
 
 def test_nothing_is_left_after_close():
     plane = RayActorPlane(max_bytes=None, deadline_s=10.0)
-    namespace, pid = plane._processes.namespace, pid_of(plane)
+    namespace, pid = plane._processes.namespace, pid_of(plane._processes, ACTOR)
     assert {"name": ACTOR, "namespace": namespace} in ray.util.list_named_actors(all_namespaces=True)
     asyncio.run(plane.close())
     asyncio.run(plane.close())
     assert namespace not in {actor["namespace"] for actor in ray.util.list_named_actors(all_namespaces=True)}
     assert ends(pid)
-
-
-def ends(pid: int) -> bool:
-    """Whether the process ends within seconds; a killed one takes a moment."""
-    try:
-        ended = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([ended], [], [], 10)[0])
-    finally:
-        os.close(ended)
