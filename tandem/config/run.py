@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
 from tandem.config.asynchrony import AsyncRl, Failures
+from tandem.config.data_plane import DataPlane, MemoryDataPlane
 from tandem.config.models import Policy, Reference, Value
 from tandem.config.section import Section
 
@@ -125,12 +126,6 @@ class Logger(Section):
     num_val_samples_to_print: Annotated[int, Field(ge=0)] = 2
 
 
-class DataPlane(Section):
-    """Where samples wait between the rooms."""
-
-    name: Literal["memory"] = "memory"
-
-
 class Cluster(Section):
     """The machine."""
 
@@ -155,7 +150,7 @@ class Config(Section):
     value_loss_fn: ValueLoss | None = None
     async_rl: AsyncRl = AsyncRl()
     failures: Failures = Failures()
-    data_plane: DataPlane = DataPlane()
+    data_plane: DataPlane = MemoryDataPlane()
     data: Data
     env: Env
     checkpointing: Checkpointing = Checkpointing()

@@ -27,9 +27,9 @@ from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.gpus import OwnDevices
 from tandem.launch.models import DTYPES, architecture_of, load_causal_lm, load_tokenizer
+from tandem.launch.planes import build_plane
 from tandem.launch.run_dir import UNTRAINED, append_record
 from tandem.metrics.timing import Timeline
-from tandem.plane.memory import MemoryPlane
 from tandem.roles import DataPlane, Environment, Sink, Trainer
 from tandem.rollout.groups import GroupRollOut
 from tandem.rollout.transformers import TransformersEngine
@@ -40,7 +40,6 @@ from tandem.train.worker import Worker
 from tandem.types import Sample, Sampling
 from tandem.weights.memory import MemorySync
 
-PLANES = {"memory": MemoryPlane}
 VALIDATION_SEED_SHIFT = 1  # validation prompts are drawn and sampled under another seed than training's
 
 
@@ -96,7 +95,7 @@ def build_house(config: Config) -> House:
         pad_token_id=chat.pad_token_id,
     )
     env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
-    return House(chat, train_set, validation_set, engine, env, PLANES[config.data_plane.name](), architecture_of(model))
+    return House(chat, train_set, validation_set, engine, env, build_plane(config.data_plane), architecture_of(model))
 
 
 def check_length(config: Config, positions: int) -> None:
