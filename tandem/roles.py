@@ -145,6 +145,10 @@ class DataPlane(Protocol):
         """Take the rows of a snapshot's files, of whichever plane, beside those that are here."""
         ...
 
+    def drain(self) -> Metrics:
+        """plane/bytes_put and plane/bytes_get: what this process moved since the last drain."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -200,7 +200,7 @@ class Controller:
         self._write(flatten(metrics))
 
     def _report(self, metrics: Metrics, step_s: float) -> None:
-        record = flatten(merge(metrics, self._clock.drain(), self._accounts.drain()))
+        record = flatten(merge(metrics, self._clock.drain(), self._accounts.drain(), self.plane.drain()))
         record |= {
             "time/step_s": step_s,
             "speed/tokens_per_s": record["rollout/tokens"] / max(step_s, 1e-9),

@@ -9,7 +9,9 @@ import torch
 
 from tandem.plane.files import read_rows, write_rows
 from tandem.plane.rows import Rows
+from tandem.plane.traffic import Traffic
 from tandem.roles import WriteFiles
+from tandem.types import Metrics
 
 
 class MemoryPlane:
@@ -17,6 +19,7 @@ class MemoryPlane:
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
         self._rows: Rows[torch.Tensor] = Rows(max_bytes)
+        self._traffic = Traffic()
 
     def __iter__(self) -> Iterator[int]:
         """The keys of the rows there are, oldest first."""
@@ -25,10 +28,13 @@ class MemoryPlane:
     async def put(self, keys: Sequence[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Add columns to rows; see Rows."""
         self._rows.put(keys, columns)
+        self._traffic.put(columns)
 
     async def get(self, keys: Sequence[int], names: Sequence[str]) -> dict[str, list[torch.Tensor]]:
         """Rows in the order of `keys`."""
-        return self._rows.get(keys, names)
+        columns = self._rows.get(keys, names)
+        self._traffic.got(columns)
+        return columns
 
     async def drop(self, keys: Sequence[int]) -> None:
         """Forget rows. Dropping what is not there is no error."""
@@ -42,6 +48,10 @@ class MemoryPlane:
         """Take the rows of a saved file beside those that are here."""
         for name, (keys, tensors) in read_rows(directory).items():
             self._rows.put(keys, {name: tensors})
+
+    def drain(self) -> Metrics:
+        """The bytes moved since the last drain."""
+        return self._traffic.drain()
 
     async def close(self) -> None:
         """Nothing outlives the process."""

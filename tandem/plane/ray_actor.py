@@ -13,7 +13,9 @@ from tandem.plane.files import read_rows, write_rows
 from tandem.plane.ray_processes import RayProcesses
 from tandem.plane.row_server import RowServer
 from tandem.plane.rows import check_columns
+from tandem.plane.traffic import Traffic
 from tandem.roles import WriteFiles
+from tandem.types import Metrics
 
 ACTOR = "rows"
 
@@ -28,11 +30,13 @@ class RayActorPlane:
         self._processes = RayProcesses(deadline_s)
         self._processes.start(ACTOR, RowServer, max_bytes)
         self._processes.wait_until_up()
+        self._traffic = Traffic()
 
     async def put(self, keys: Sequence[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Add columns to rows; see Rows."""
         check_columns(keys, columns)
         await asyncio.to_thread(self._put, list(keys), columns)
+        self._traffic.put(columns)
 
     def _put(self, keys: list[int], columns: Mapping[str, Sequence[torch.Tensor]]) -> None:
         cells = {name: encode(name, keys, tensors) for name, tensors in columns.items() if tensors}
@@ -40,7 +44,9 @@ class RayActorPlane:
 
     async def get(self, keys: Sequence[int], names: Sequence[str]) -> dict[str, list[torch.Tensor]]:
         """Rows in the order of `keys`."""
-        return await asyncio.to_thread(self._get, list(keys), list(names))
+        columns = await asyncio.to_thread(self._get, list(keys), list(names))
+        self._traffic.got(columns)
+        return columns
 
     def _get(self, keys: list[int], names: list[str]) -> dict[str, list[torch.Tensor]]:
         columns = self._processes.call(ACTOR, "get", keys, names)
@@ -64,7 +70,11 @@ class RayActorPlane:
     async def load(self, directory: Path) -> None:
         """Take the rows of a saved file beside those that are here."""
         for name, (keys, tensors) in read_rows(directory).items():
-            await self.put(keys, {name: tensors})
+            await asyncio.to_thread(self._put, keys, {name: tensors})
+
+    def drain(self) -> Metrics:
+        """The bytes that this process moved since the last drain."""
+        return self._traffic.drain()
 
     async def close(self) -> None:
         """Nothing of it is left. Where it was sent to: nothing happens, the rows are not that process's to end."""

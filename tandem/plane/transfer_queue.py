@@ -32,7 +32,9 @@ from tandem.plane.loop_thread import LoopThread
 from tandem.plane.ray_processes import RayProcesses
 from tandem.plane.row_server import Column
 from tandem.plane.rows import check_columns, check_dtype, check_room, missing_column, missing_row
+from tandem.plane.traffic import Traffic
 from tandem.roles import WriteFiles
+from tandem.types import Metrics
 
 CONTROLLER = "controller"
 ROWS, DTYPES = "rows", "dtypes"  # partitions: the rows, and one key "dtype name" a column, the first of which counts
@@ -65,6 +67,7 @@ class TransferQueuePlane:
         self._thread = LoopThread("transfer-queue")
         self._changes = asyncio.Lock()  # a key's place is neither given nor taken while the other goes on
         self._dtypes: dict[str, str] = {}
+        self._traffic = Traffic()
         self._held = 0  # bytes, as far as this process knows
 
     def __getstate__(self) -> dict[str, object]:
@@ -79,12 +82,15 @@ class TransferQueuePlane:
         check_columns(keys, columns)
         if keys and columns:
             await self._run(self._put(keys, columns), "put")
+            self._traffic.put(columns)
 
     async def get(self, keys: Sequence[int], names: Sequence[str]) -> dict[str, list[torch.Tensor]]:
         """Rows in the order of `keys`."""
         if not keys or not names:
             return {name: [] for name in names}
-        return await self._run(self._get(keys, names), "get")
+        columns = await self._run(self._get(keys, names), "get")
+        self._traffic.got(columns)
+        return columns
 
     async def drop(self, keys: Sequence[int]) -> None:
         """Forget rows. Dropping what is not there is no error."""
@@ -98,7 +104,11 @@ class TransferQueuePlane:
     async def load(self, directory: Path) -> None:
         """Take the rows of a saved file beside those that are here."""
         for name, (keys, tensors) in read_rows(directory).items():
-            await self.put(keys, {name: tensors})
+            await self._run(self._put(keys, {name: tensors}), "load")
+
+    def drain(self) -> Metrics:
+        """The bytes that this process moved since the last drain."""
+        return self._traffic.drain()
 
     async def close(self) -> None:
         """Nothing of it is left. Where it was sent to: only this process's connections end."""

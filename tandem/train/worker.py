@@ -58,7 +58,7 @@ class Worker:
         if after:
             rows[f"{out}_after"] = [row[-1] for row in unpack_column(packs, after, len(batch))]
         await self._plane.put(batch.keys, rows)
-        return self._named(token_metrics(packs))
+        return self._named(token_metrics(packs) | bytes_read(columns))
 
     def _infer(self, batch: Batch, columns: Mapping[str, Sequence[Tensor]]) -> tuple[list[Pack], list[Output]]:
         budget = self._packing.logprob_mb_tokens or self._packing.train_mb_tokens
@@ -70,7 +70,8 @@ class Worker:
         if self._objective is None:
             raise RuntimeError(f"{self._name} has no objective: it only infers")
         columns = await self._plane.get(batch.keys, self._objective.columns)
-        return self._named(await self._run(self._forward_backward, self._objective, batch, columns, scale))
+        learned = await self._run(self._forward_backward, self._objective, batch, columns, scale)
+        return self._named(learned | bytes_read(columns))
 
     def _forward_backward(
         self,
@@ -146,3 +147,8 @@ def token_metrics(packs: Sequence[Pack]) -> Metrics:
     tokens = sum(pack.tokens for pack in packs)
     slots = sum(len(pack.tokens_P) for pack in packs)
     return {"tokens": Sum(tokens), "pad_fraction": Mean(slots - tokens, slots)}
+
+
+def bytes_read(columns: Mapping[str, Sequence[Tensor]]) -> Metrics:
+    """What was fetched from the plane for it."""
+    return {"bytes_read": Sum(sum(row.nbytes for rows in columns.values() for row in rows))}

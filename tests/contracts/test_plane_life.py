@@ -184,3 +184,18 @@ def test_saving_nothing_loads_as_nothing(plane: DataPlane, tmp_path: Path):
         await plane.load(tmp_path)
 
     play(scene, plane)
+
+
+def test_the_bytes_moved_are_counted_until_they_are_drained(plane: DataPlane, tmp_path: Path):
+    async def scene():
+        plane.drain()
+        await plane.put([1, 2], {"x": rows(2, 3), "y": [torch.tensor(0.5), torch.tensor(1.0)]})
+        await plane.get([2], ["x"])
+        await plane.get([2, 1, 2], ["y"])
+        (await plane.snapshot([1]))(tmp_path)
+        await plane.load(tmp_path)
+        moved = plane.drain()
+        assert {name: metric.value for name, metric in moved.items()} == {"plane/bytes_put": 28, "plane/bytes_get": 24}
+        assert {metric.value for metric in plane.drain().values()} == {0}
+
+    play(scene, plane)

@@ -47,11 +47,14 @@ def test_an_update_reports_what_it_did():
     actor = {"loss": Mean, "ratio_mean": Mean, "ratio_min": Min, "ratio_max": Max, "clip_fraction": Mean}
     actor |= {"approx_kl": Mean, "entropy": Mean}
     critic = {"loss": Mean, "clip_fraction": Mean, "value_min": Min, "value_max": Max}
-    both = {"tokens": Sum, "pad_fraction": Mean, "grad_norm": Mean, "lr": Mean, "steps_skipped": Sum}
+    both = {"tokens": Sum, "bytes_read": Sum, "pad_fraction": Mean, "grad_norm": Mean, "lr": Mean, "steps_skipped": Sum}
     wanted = {f"actor/{name}": kind for name, kind in (actor | both).items()}
     wanted |= {f"critic/{name}": kind for name, kind in (critic | both).items()}
     assert kinds == wanted
     assert metrics["actor/tokens"].value == sum(LENGTHS)
+    assert (
+        metrics["actor/bytes_read"].value == metrics["critic/bytes_read"].value == 21 * sum(LENGTHS)
+    )  # own columns only
     assert all(math.isfinite(metric.value) for metric in metrics.values())
     assert 0 < metrics["actor/entropy"].value < math.log(96)
 
