@@ -15,7 +15,7 @@ from tests.simulation.world import Violation
 
 CHUNK, CHUNKS = 250, 12
 # Seeds of each sampler that are killed at every one of their events, and how many events such a case may have.
-EVERY_EVENT_SEEDS, LONGEST = 40, 60
+EVERY_EVENT_SEEDS, LONGEST = 40, 120
 
 
 @pytest.fixture(autouse=True)
