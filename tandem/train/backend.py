@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.roles import WriteFiles
+from tandem.train.sharding import Shard
 from tandem.types import Metrics
 
 
@@ -49,10 +50,10 @@ class Pack:
         )
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """What a head says about every token of a pack, given the tokens before it; 0 where it was not asked.
 
+    A named tuple, because FSDP looks into what a module returns for the tensors that backward begins with.
     `column_P` is the row that inference stores: log-probs (with their `entropy_P`) or values. A critic also gives the
     values `after_P` each token, which the last token of a truncated sample needs, and `logits_PB` if it has bins.
     """
@@ -78,7 +79,15 @@ class StepReport:
 
 
 class Backend(Protocol):
-    """A model with its head and optimizer. Called from one thread at a time; blocks until done."""
+    """A model with its head and optimizer. Called from one thread at a time; blocks until done.
+
+    On several ranks every one of them makes the same calls in the same order, each with the packs of its own shard.
+    """
+
+    @property
+    def shard(self) -> Shard:
+        """The share of every batch whose packs this rank is to be given."""
+        ...
 
     def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
         """`column_P` and `after_P` of each pack, on the CPU, in order."""

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tandem.config.models import SequencePacking
 from tandem.train.backend import Pack
-from tandem.train.packing import plan_bins
 from tandem.types import Batch
 
 # Tokens of a pack are a multiple of this. Measured (AMD EPYC, Intel Xeon): float32 products of MKL give a row the same
@@ -17,20 +15,19 @@ from tandem.types import Batch
 # log-probs do not depend on what a sample is packed with. Gradients of weights sum over tokens: on Intel they are free
 # of threads only with MKL_CBWR=AUTO,STRICT in the environment before the first product (which costs no time).
 ALIGNMENT = 16
+# A dummy has no row to take a column's type from; all others are float32.
+DTYPES = {"tokens": torch.int64, "mask": torch.bool}
 
 
-def pack_batch(
-    batch: Batch, columns: Mapping[str, Sequence[Tensor]], packing: SequencePacking, budget: int
-) -> list[Pack]:
-    """Cut a batch into packs of at most `budget` tokens. A longer sample gets a pack of its own."""
-    bins = plan_bins(batch.lengths, max(budget, *batch.lengths), packing.algorithm)
+def pack_batch(batch: Batch, columns: Mapping[str, Sequence[Tensor]], bins: Sequence[Sequence[int]]) -> list[Pack]:
+    """One pack for each bin of the batch's rows. An empty bin is a dummy: nothing but a tail."""
     return [pack_rows(batch, columns, rows) for rows in bins]
 
 
 def pack_rows(batch: Batch, columns: Mapping[str, Sequence[Tensor]], rows: Sequence[int]) -> Pack:
     """One pack of these rows of the batch, in this order."""
     lengths = tuple(batch.lengths[row] for row in rows)
-    tail = -sum(lengths) % ALIGNMENT
+    tail = -sum(lengths) % ALIGNMENT if rows else ALIGNMENT
     sequences = [*lengths, tail] if tail else [*lengths]
     packed = {name: _lay(batch, name, column, rows, tail) for name, column in columns.items()}
     positions_P = torch.cat([torch.arange(length) for length in sequences])
@@ -60,7 +57,8 @@ def _lay(batch: Batch, name: str, column: Sequence[Tensor], rows: Sequence[int],
                 f"sample {batch.keys[row]}: column {name!r} has shape {tuple(column[row].shape)}, "
                 f"the batch says {batch.lengths[row]} tokens"
             )
-    return torch.cat([column[row] for row in rows] + [column[rows[0]].new_zeros(tail)])
+    dtype = column[rows[0]].dtype if rows else DTYPES.get(name, torch.float32)
+    return torch.cat([column[row] for row in rows] + [torch.zeros(tail, dtype=dtype)])
 
 
 def unpack_column(packs: Sequence[Pack], columns_P: Sequence[Tensor], samples: int) -> list[Tensor]:

@@ -1,4 +1,8 @@
-"""The one Trainer: fetches rows, cuts them into packs, runs a backend, puts results back. Backend-blind."""
+"""The one Trainer: fetches rows, cuts them into packs, runs a backend, puts results back. Backend-blind.
+
+On several ranks each holds a Worker and makes the same calls. A Worker fetches, runs and stores the share of the batch
+that its backend's shard names, and reports that share's metrics: `merge` over the ranks gives those of one process.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from tandem.roles import DataPlane, WriteFiles
 from tandem.train.backend import Backend, Output, Pack
 from tandem.train.objectives import Objective
 from tandem.train.packs import pack_batch, unpack_column
+from tandem.train.sharding import plan_shares
 from tandem.types import Batch, Mean, Metrics, Sum
 
 log = logging.getLogger(__name__)
@@ -51,35 +56,35 @@ class Worker:
 
         A critic also writes `<out>_after`, one number a sample: the value of the state after its last token.
         """
-        columns = await self._plane.get(batch.keys, INFER_COLUMNS)
-        packs, outputs = await self._run(self._infer, batch, columns)
-        rows = {out: unpack_column(packs, [output.column_P for output in outputs], len(batch))}
+        budget = self._packing.logprob_mb_tokens or self._packing.train_mb_tokens
+        own, packs, read = await self._packs(batch, INFER_COLUMNS, budget)
+        outputs = await self._run(lambda: list(self._backend.infer(packs)))
+        rows = {out: unpack_column(packs, [output.column_P for output in outputs], len(own))}
         after = [output.after_P for output in outputs if output.after_P is not None]
         if after:
-            rows[f"{out}_after"] = [row[-1] for row in unpack_column(packs, after, len(batch))]
-        await self._plane.put(batch.keys, rows)
-        return self._named(token_metrics(packs) | bytes_read(columns))
+            rows[f"{out}_after"] = [row[-1] for row in unpack_column(packs, after, len(own))]
+        if self._backend.shard.speaks and own.keys:
+            await self._plane.put(own.keys, rows)
+        return self._of_share(token_metrics(packs) | read)
 
-    def _infer(self, batch: Batch, columns: Mapping[str, Sequence[Tensor]]) -> tuple[list[Pack], list[Output]]:
-        budget = self._packing.logprob_mb_tokens or self._packing.train_mb_tokens
-        packs = pack_batch(batch, columns, self._packing, budget)
-        return packs, list(self._backend.infer(packs))
+    async def _packs(self, batch: Batch, names: Sequence[str], budget: int) -> tuple[Batch, list[Pack], Metrics]:
+        """This rank's share of the batch, its packs, and what was fetched for them. No other row is fetched."""
+        shard = self._backend.shard
+        shares = await self._run(plan_shares, batch.lengths, self._packing, budget, shard.count)
+        own = batch.pick(shares[shard.index].rows)
+        columns = await self._plane.get(own.keys, names)
+        packs = await self._run(pack_batch, own, columns, shares[shard.index].bins)
+        return own, packs, bytes_read(columns)
 
     async def forward_backward(self, batch: Batch, scale: Mapping[str, float]) -> Metrics:
         """Add the gradient of the SUM of the batch's losses; see the objective for the names in `scale`."""
         if self._objective is None:
             raise RuntimeError(f"{self._name} has no objective: it only infers")
-        columns = await self._plane.get(batch.keys, self._objective.columns)
-        learned = await self._run(self._forward_backward, self._objective, batch, columns, scale)
-        return self._named(learned | bytes_read(columns))
+        _, packs, read = await self._packs(batch, self._objective.columns, self._packing.train_mb_tokens)
+        self._in_gradient.extend(batch.keys)
+        return self._of_share(await self._run(self._forward_backward, self._objective, packs, scale) | read)
 
-    def _forward_backward(
-        self,
-        objective: Objective,
-        batch: Batch,
-        columns: Mapping[str, Sequence[Tensor]],
-        scale: Mapping[str, float],
-    ) -> Metrics:
+    def _forward_backward(self, objective: Objective, packs: Sequence[Pack], scale: Mapping[str, float]) -> Metrics:
         def loss(output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
             total, metrics = objective(output, pack, scale)
             if all(math.isfinite(metric.total) for metric in metrics.values() if isinstance(metric, Mean)):
@@ -87,8 +92,6 @@ class Worker:
             self._suspects.extend(pack.keys)
             return total, {}  # one NaN would hide the figures of all other packs
 
-        packs = pack_batch(batch, columns, self._packing, self._packing.train_mb_tokens)
-        self._in_gradient.extend(batch.keys)
         return self._backend.forward_backward(packs, loss) | token_metrics(packs)
 
     async def optim_step(self, divisor: float) -> Metrics:
@@ -96,7 +99,7 @@ class Worker:
         report = await self._run(self._backend.optim_step, divisor)
         samples, self._in_gradient = self._in_gradient, []
         suspects, self._suspects = self._suspects, []
-        if report.refused:
+        if report.refused and (suspects or self._backend.shard.leads):
             log.warning(
                 "%s: optimizer step refused, NaN or Inf in %s; samples %s; %d more refusals end the run",
                 self._name,
@@ -112,7 +115,7 @@ class Worker:
         figures: Metrics = {"steps_skipped": Sum(float(report.refused)), "lr": Mean(report.lr, 1)}
         if not report.refused:
             figures["grad_norm"] = Mean(report.grad_norm, 1)
-        return self._named(figures)
+        return self._named(figures) if self._backend.shard.leads else {}
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See the backend: tensors may be live, so copy them before the next step."""
@@ -137,6 +140,9 @@ class Worker:
 
     async def _run(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments))
+
+    def _of_share(self, metrics: Metrics) -> Metrics:
+        return self._named(metrics) if self._backend.shard.speaks else {}
 
     def _named(self, metrics: Metrics) -> Metrics:
         return {f"{self._name}/{key}": metric for key, metric in metrics.items()}

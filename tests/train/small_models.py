@@ -7,8 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from tandem.config.models import SequencePacking, TrainedModel
 from tandem.plane.memory import MemoryPlane
+from tandem.train.backend import Pack
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.objectives import Objective
+from tandem.train.packs import pack_batch
+from tandem.train.sharding import plan_shares
 from tandem.train.torch.backend import TorchBackend, build_torch_backend
 from tandem.train.worker import Worker
 from tandem.types import Batch
@@ -72,6 +75,12 @@ def worker(
 
 def batch_of(lengths: list[int]) -> Batch:
     return Batch(tuple(range(len(lengths))), tuple(lengths), tuple(i // 2 for i in range(len(lengths))))
+
+
+def packs_of(lengths: list[int], columns: dict[str, list[torch.Tensor]], budget: int) -> list[Pack]:
+    """The micro-batches of one process."""
+    (share,) = plan_shares(lengths, SequencePacking(), budget, 1)
+    return pack_batch(batch_of(lengths), columns, share.bins)
 
 
 def lengths_of(samples: int, seed: int = 0, low: int = 9, high: int = 40) -> list[int]:

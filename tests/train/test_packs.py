@@ -3,17 +3,14 @@
 import pytest
 import torch
 
-from tandem.config.models import SequencePacking
-from tandem.train.packs import ALIGNMENT, pack_batch, pack_rows, unpack_column
-from tests.train.small_models import batch_of, lengths_of, rows
-
-PACKING = SequencePacking()
+from tandem.train.packs import ALIGNMENT, pack_rows, unpack_column
+from tests.train.small_models import batch_of, lengths_of, packs_of, rows
 
 
 def test_rows_go_into_packs_and_come_back():
     lengths = lengths_of(17)
     columns = rows(lengths)
-    packs = pack_batch(batch_of(lengths), columns, PACKING, 100)
+    packs = packs_of(lengths, columns, 100)
     assert len(packs) > 1
     assert all(pack.tokens <= 100 for pack in packs)
     back = unpack_column(packs, [pack.columns["advantages"] for pack in packs], 17)
@@ -36,7 +33,7 @@ def test_the_tail_is_a_sequence_of_its_own_outside_every_loss():
 
 def test_a_sample_longer_than_the_budget_gets_a_pack_of_its_own():
     lengths = [50, 10, 10]
-    packs = pack_batch(batch_of(lengths), rows(lengths), PACKING, 32)
+    packs = packs_of(lengths, rows(lengths), 32)
     assert sorted(sorted(pack.rows) for pack in packs) == [[0], [1, 2]]
 
 
@@ -54,3 +51,16 @@ def test_a_column_of_another_length_is_refused_with_its_name():
     columns["returns"][0] = torch.zeros(9)
     with pytest.raises(ValueError, match="sample 0: column 'returns' has shape"):
         pack_rows(batch_of(lengths), columns, [0, 1])
+
+
+def test_a_dummy_holds_nothing_and_gives_no_row():
+    lengths = [9, 12]
+    columns = rows(lengths)
+    dummy = pack_rows(batch_of(lengths), columns, [])
+    assert (dummy.keys, dummy.tokens, dummy.cu_seqlens) == ((), 0, (0, ALIGNMENT))
+    assert not dummy.mask_P.any()
+    assert not any(column.any() for column in dummy.columns.values())
+    assert (dummy.tokens_P.dtype, dummy.mask_P.dtype) == (torch.int64, torch.bool)
+    real = pack_rows(batch_of(lengths), columns, [0, 1])
+    back = unpack_column([dummy, real], [pack.columns["weights"] for pack in (dummy, real)], 2)
+    assert all(torch.equal(a, b) for a, b in zip(back, columns["weights"], strict=True))

@@ -5,9 +5,7 @@ import torch
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from tandem.config.models import SequencePacking
 from tandem.train.heads import TokenLogprobs
-from tandem.train.packs import pack_batch
 from tandem.train.torch.attention import lay_out
 from tandem.train.torch.backend import build_torch_backend, choose_kernel
 from tandem.types import Mean
@@ -15,7 +13,6 @@ from tests.train.small_models import (
     CPU,
     SHAPE,
     actor_backend,
-    batch_of,
     critic_backend,
     gradients,
     lengths_of,
@@ -24,13 +21,14 @@ from tests.train.small_models import (
     rows,
     settings,
 )
+from tests.train.small_models import packs_of as cut
 
 LENGTHS = lengths_of(8)
 COLUMNS = {name: column for name, column in rows(LENGTHS).items() if name in ("tokens", "mask")}
 
 
 def packs_of(lengths=LENGTHS, columns=COLUMNS, budget=256):
-    return pack_batch(batch_of(lengths), columns, SequencePacking(), budget)
+    return cut(lengths, columns, budget)
 
 
 def infer(backend, packs):

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from tandem.config.models import SequencePacking
 from tandem.train.heads import TokenLogprobs
-from tandem.train.packs import pack_batch
 from tandem.train.torch.backend import build_torch_backend
 from tandem.types import Mean
-from tests.train.small_models import actor_backend, batch_of, lengths_of, llama, rows, settings
+from tests.train.small_models import actor_backend, lengths_of, llama, packs_of, rows, settings
 
 pytestmark = pytest.mark.gpu
 LENGTHS = lengths_of(24, low=20, high=300)
@@ -28,7 +26,7 @@ def columns_of(backend, packs):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gpu_logprobs_are_near_the_cpu_and_both_passes_agree_to_the_bit(precision, checkpointing):
-    packs = pack_batch(batch_of(LENGTHS), COLUMNS, SequencePacking(), 1024)
+    packs = packs_of(LENGTHS, COLUMNS, 1024)
     backend = backend_on_gpu(precision=precision, activation_checkpointing=checkpointing)
     inferred = columns_of(backend, packs)
     trained = []

@@ -17,6 +17,7 @@ from tandem.train.backend import Loss, Output, Pack, StepReport
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.optim import Optimizer, held
 from tandem.train.packs import probe_pack
+from tandem.train.sharding import Shard
 from tandem.train.torch.attention import Kernel, lay_out, use_packed_attention
 from tandem.types import Metrics, merge
 
@@ -101,6 +102,11 @@ class TorchBackend:
         self._dtype = dtype
         self._device = next(iter(parameters.values())).device
         self._finite = True
+
+    @property
+    def shard(self) -> Shard:
+        """One process takes every batch whole."""
+        return Shard()
 
     def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
         """One pack at a time, without a graph."""
