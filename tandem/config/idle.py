@@ -102,6 +102,15 @@ TABLE = (
         for model in ("policy", "value")
     ),
     *(
+        Needs(
+            (f"{model}.parallel.sequence_parallel",),
+            f"{model}.parallel.tensor_parallel_size",
+            lambda size: size != 1,
+            f"set {model}.parallel.tensor_parallel_size=2 or more",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
         Needs((f"{model}.trust_remote_code",), f"{model}.model_name", _on, f"give {model}.model_name")
         for model in ("value", "reference")
     ),

@@ -49,6 +49,17 @@ class SequencePacking(Section):
     )
 
 
+class Parallel(Section):
+    """How a model lies on the ranks that train it: `tensor_parallel_size` share each layer, the rest share the samples.
+
+    `replicate` keeps the weights on every rank that has samples of its own; `shard` cuts them too (FSDP2).
+    """
+
+    tensor_parallel_size: Count = 1
+    sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
+    data_parallel: Literal["replicate", "shard"] = "shard"
+
+
 class TransformersEngine(Section):
     """The reference engine: transformers models with continuous batching."""
 
@@ -80,6 +91,7 @@ class TrainedModel(Section):
     optimizer: AdamW = AdamW()
     scheduler: Schedule = Schedule()
     sequence_packing: SequencePacking = SequencePacking()
+    parallel: Parallel = Parallel()
 
 
 class Policy(TrainedModel):

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForTokenClassification,
@@ -34,6 +33,7 @@ from tandem.launch.models import DTYPES, load_causal_lm, load_tokenizer, locatio
 from tandem.launch.show import CHECKPOINTS, is_checkpoint, size, size_of
 from tandem.train.heads import ValueHead
 from tandem.train.torch.backend import WEIGHTS, first_mismatch, named_parameters
+from tandem.train.torch.files import SavedTensors
 
 MODELS = ("actor", "critic")
 CPU = torch.device("cpu")
@@ -226,7 +226,7 @@ def token_classifier(export: Export) -> PreTrainedModel:
     except ValueError:
         raise ValueError(
             f"transformers has no token-classification model for {type(base).__name__}; the critic's weights lie by "
-            f"name in {export.checkpoint / 'critic' / WEIGHTS}"
+            f"name in {export.checkpoint / 'critic'}"
         ) from None
     backbone = f"{model.base_model_prefix}."
     heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -242,13 +242,13 @@ def token_classifier(export: Export) -> PreTrainedModel:
 
 def put_back(export: Export, base: PreTrainedModel, head: nn.Module) -> None:
     """Copy the trained weights over those of the base. Tied weights, saved once, move together."""
-    trained = load_file(export.checkpoint / export.model / WEIGHTS)
+    trained = SavedTensors(export.checkpoint / export.model, WEIGHTS)
     ours = named_parameters(base, head)
-    different = first_mismatch(ours, trained.items())
+    different = first_mismatch(ours, trained.shapes())
     if different:
         raise ValueError(f"{export.checkpoint / export.model} is no {export.base}, which the recipe names: {different}")
     for name, parameter in ours.items():
-        parameter.copy_(trained[name])
+        parameter.copy_(trained.read(name))
 
 
 def config_of(base: PreTrainedModel, **changes: dict) -> PreTrainedConfig:

@@ -115,7 +115,7 @@ def how_to_go_on(why: str, run_dir: Path) -> str:
 def folder(warm_start: str) -> Path:
     """The critic's folder of a checkpoint. ValueError when it is none."""
     path = Path(warm_start).expanduser()
-    if not (path / "model.safetensors").is_file():
+    if not any(path.glob("model*.safetensors")):
         raise ValueError(
             f"value.warm_start={warm_start} holds no model.safetensors; give RUN/checkpoints/step_N/critic"
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tandem.algorithms.value_loss import HlGauss, hl_gauss_value
 from tandem.train.backend import Output, Pack
-from tandem.train.logprobs import token_logprobs
+from tandem.train.logprobs import VocabularyPart, token_logprobs
 from tandem.train.packs import ALIGNMENT
+from tandem.train.torch.placement import region_of
 
 
 class TokenLogprobs(nn.Module):
@@ -19,15 +21,16 @@ class TokenLogprobs(nn.Module):
         super().__init__()
         if not isinstance(lm_head, nn.Linear) or lm_head.bias is not None:
             raise ValueError(f"the policy's output layer must be a linear map without bias, got {lm_head}")
-        self.lm_head = lm_head
+        self.lm_head: nn.Linear = lm_head
         self._temperature = temperature
         self._chunk_size = -(-chunk_size // ALIGNMENT) * ALIGNMENT
 
     def forward(self, hidden_PH: Tensor, pack: Pack) -> Output:
         """Token t is predicted from t - 1. Rows are filled up to ALIGNMENT with the first one."""
         wanted = pack.mask_P.nonzero().squeeze(1)
+        weight_VH, vocabulary = local_vocabulary(self.lm_head.weight)
         if not len(wanted):  # keep the graph whole: every gradient exists, and is 0
-            nothing_P = hidden_PH[:, 0].float() * 0 + self.lm_head.weight[0, 0] * 0
+            nothing_P = hidden_PH[:, 0].float() * 0 + weight_VH[0, 0] * 0
             return Output(column_P=nothing_P, entropy_P=nothing_P)
         rows = torch.cat([wanted, wanted[:1].expand(-len(wanted) % ALIGNMENT)])
         device = hidden_PH.device.type
@@ -35,16 +38,25 @@ class TokenLogprobs(nn.Module):
         with torch.autocast(device, enabled=False):
             logprobs_R, entropy_R = token_logprobs(
                 hidden_PH[rows - 1],
-                self.lm_head.weight,
+                weight_VH,
                 pack.tokens_P[rows],
                 temperature=self._temperature,
                 chunk_size=self._chunk_size,
                 dtype=dtype,
+                vocabulary=vocabulary,
             )
         return Output(column_P=self._spread(logprobs_R, wanted, pack), entropy_P=self._spread(entropy_R, wanted, pack))
 
     def _spread(self, x_R: Tensor, wanted: Tensor, pack: Pack) -> Tensor:
         return x_R.new_zeros(pack.tokens_P.shape).index_put((wanted,), x_R[: len(wanted)])
+
+
+def local_vocabulary(weight_VH: Tensor) -> tuple[Tensor, VocabularyPart | None]:
+    """The rows of the output layer that this rank has, and which those are where tensor ranks share them."""
+    if not isinstance(weight_VH, DTensor):
+        return weight_VH, None
+    first = region_of(weight_VH)[0].start
+    return weight_VH.to_local(), VocabularyPart(first, weight_VH.device_mesh.get_group())
 
 
 class ValueHead(nn.Module):
@@ -62,6 +74,7 @@ class ValueHead(nn.Module):
         """Always in float32: values are compared with returns. At t stands the state before token t."""
         with torch.autocast(hidden_PH.device.type, enabled=False):
             after_PB = self.linear(hidden_PH.float())
-        after_P = after_PB.squeeze(1) if self._histogram is None else hl_gauss_value(after_PB, self._histogram)
+        # A sum, not a view: FSDP hooks what a module returns, and warns of views.
+        after_P = after_PB.sum(1) if self._histogram is None else hl_gauss_value(after_PB, self._histogram)
         column_P = torch.where(pack.positions_P > 0, after_P.roll(1), 0.0)
         return Output(column_P, after_P=after_P, logits_PB=None if self._histogram is None else after_PB.roll(1, 0))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from tandem.config.models import Schedule, TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import StepReport
+from tandem.train.torch.files import SavedTensors, file_name, held
+from tandem.train.torch.mesh import Mesh
+from tandem.train.torch.placement import part_of, region_of, whole_of
 
-TENSORS, COUNTS = "optimizer.safetensors", "optimizer.json"
+MOMENTS, COUNTS = "optimizer", "optimizer.json"
 # Elements summed at one time. torch splits longer sums between threads, and the bits then depend on their number.
 SUM_BLOCK = 1 << 14
 
@@ -47,16 +50,23 @@ def sum_of_squares(x: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """AdamW over named float32 parameters. Norms and biases (one dimension) do not decay."""
+    """AdamW over named float32 parameters. Norms and biases (one dimension) do not decay.
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], config: TrainedModel, total_steps: int) -> None:
+    On a mesh each rank steps its own parts, which are plain tensors: AdamW looks at one number at a time.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], config: TrainedModel, total_steps: int, mesh: Mesh
+    ) -> None:
         self.parameters = dict(parameters)
+        self._mesh = mesh
+        self._parts = {name: p if mesh.devices is None else nn.Parameter(part_of(p)) for name, p in parameters.items()}
         self._config = config
         self._total_steps = total_steps
         self._steps = 0
         self._refusals = 0
-        decaying = [p for p in self.parameters.values() if p.dim() > 1]
-        plain = [p for p in self.parameters.values() if p.dim() <= 1]
+        decaying = [p for p in self._parts.values() if p.dim() > 1]
+        plain = [p for p in self._parts.values() if p.dim() <= 1]
         self._adamw = torch.optim.AdamW(
             [
                 {"params": decaying, "weight_decay": config.optimizer.weight_decay},
@@ -72,14 +82,15 @@ class Optimizer:
     def step(self, divisor: float, *, finite: bool) -> StepReport:
         """Divide the gradient, clip it to `max_grad_norm`, step, clear. Refused when it, or a loss, is not finite.
 
-        A divisor of 0 says that nothing was in the loss: the gradient is cleared and nothing moves.
+        A divisor of 0 says that nothing was in the loss: the gradient is cleared and nothing moves. On a mesh all ranks
+        step or none does, and the norm is that of the whole gradient.
         """
         if not (math.isfinite(divisor) and divisor >= 0):
             raise ValueError(f"optim_step wants a finite divisor >= 0, got {divisor}")
         lr = learning_rate(self._config.scheduler, self._config.optimizer.lr, self._steps, self._total_steps)
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = math.sqrt(float(sum(sum_of_squares(g) for g in gradients))) if gradients else 0.0
-        if not (finite and math.isfinite(norm)):
+        gradients = self._take_gradients()
+        norm = self._norm(gradients, finite)
+        if not math.isfinite(norm):
             self._refusals += 1
             self.clear()
             return StepReport(norm, lr, refused=True, refusals_left=self._refusals_left)
@@ -89,7 +100,7 @@ class Optimizer:
         norm /= divisor
         limit = self._config.max_grad_norm
         factor = 1.0 if limit is None or norm <= limit else limit / norm
-        torch._foreach_mul_(gradients, factor / divisor)
+        torch._foreach_mul_(list(gradients.values()), factor / divisor)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
@@ -97,29 +108,46 @@ class Optimizer:
         self.clear()
         return StepReport(norm, lr, refusals_left=self._refusals_left)
 
+    def _take_gradients(self) -> dict[str, Tensor]:
+        """The gradient of every part, summed over the ranks."""
+        for name, part in self._parts.items():
+            part.grad = self._mesh.take_gradient(self.parameters[name])
+        return {name: part.grad for name, part in self._parts.items() if part.grad is not None}
+
+    def _norm(self, gradients: Mapping[str, Tensor], finite: bool) -> float:
+        """Of the whole gradient; NaN on every rank when a loss of one was not finite. A part on k ranks counts 1/k."""
+        total = next(iter(self._parts.values())).new_zeros((), dtype=torch.float64)
+        for name, gradient in gradients.items():
+            total += sum_of_squares(gradient) / self._mesh.copies(self.parameters[name])
+        return math.sqrt(float(self._mesh.total(total if finite else total * math.nan)))
+
     @property
     def _refusals_left(self) -> int:
         return self._config.max_skipped_optimizer_steps - self._refusals
 
     def clear(self) -> None:
         """Drop the accumulated gradient."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in (*self.parameters.values(), *self._parts.values()):
+            parameter.grad = None
 
     def snapshot(self, copy: bool) -> WriteFiles:
         """Moments by parameter name, float32 exact; counts as JSON."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
-        tensors = {
-            f"{names[parameter]}/{key}": held(value, copy)
-            for parameter, state in self._adamw.state.items()
-            for key, value in state.items()
-        }
+        mesh = self._mesh
+        tensors = held(self._moments(), rank=mesh.rank, ranks=mesh.ranks, copy=copy)
         counts = {"steps": self._steps, "refusals": self._refusals, "total_steps": self._total_steps}
 
         def write(directory: Path) -> None:
-            save_file(tensors, directory / TENSORS)
-            (directory / COUNTS).write_text(json.dumps(counts))
+            save_file(tensors, directory / file_name(MOMENTS, mesh.rank, mesh.ranks))
+            if mesh.rank == 0:
+                (directory / COUNTS).write_text(json.dumps(counts))
 
         return write
+
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole, one after the other: all ranks take part."""
+        for name, part in self._parts.items():
+            for key, value in self._adamw.state.get(part, {}).items():
+                yield f"{name}/{key}", whole_of(value, self.parameters[name]) if value.dim() else value
 
     def load(self, directory: Path) -> None:
         """Continue where the snapshot stood. The schedule's length and the knobs are this run's own."""
@@ -127,13 +155,9 @@ class Optimizer:
         self._steps, self._refusals = counts["steps"], counts["refusals"]
         self.clear()
         self._adamw.state.clear()
-        for name, value in load_file(directory / TENSORS).items():
+        saved = SavedTensors(directory, MOMENTS)
+        for name in saved.names():
             parameter_name, key = name.rsplit("/", 1)
-            parameter = self.parameters[parameter_name]
-            self._adamw.state[parameter][key] = value.to(parameter.device)
-
-
-def held(tensor: Tensor, copy: bool) -> Tensor:
-    """A tensor for a snapshot, on the CPU; `copy` keeps it from what training does next."""
-    there = tensor.detach().to("cpu")
-    return there.clone().contiguous() if copy and there.data_ptr() == tensor.data_ptr() else there.contiguous()
+            part = self._parts[parameter_name]
+            region = None if key == "step" else region_of(self.parameters[parameter_name])
+            self._adamw.state[part][key] = saved.read(name, region).to(part.device)

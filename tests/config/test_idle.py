@@ -74,6 +74,15 @@ CASES = [
     ),
     ("policy.scheduler.min_lr_ratio=0.1", [], ["policy.scheduler.name=cosine"], "policy.scheduler.name = constant"),
     ("value.scheduler.min_lr_ratio=0.1", [], ["value.scheduler.name=linear"], "value.scheduler.name = constant"),
+    *(
+        (
+            f"{model}.parallel.sequence_parallel=true",
+            [],
+            [f"{model}.parallel.tensor_parallel_size=2"],
+            f"{model}.parallel.tensor_parallel_size = 1",
+        )
+        for model in ("policy", "value")
+    ),
     ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
     ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),
 ]

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.config.models import Schedule
+from tandem.config.models import Parallel, Schedule
 from tandem.train.optim import Optimizer, learning_rate, sum_of_squares
+from tandem.train.torch.mesh import Mesh
 from tests.train.small_models import settings
+
+ALONE = Mesh(Parallel(), None)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def parameters():
 def test_a_step_is_divide_clip_and_torchs_adamw():
     config = settings(max_grad_norm=0.5, optimizer={"lr": 0.1, "weight_decay": 0.2, "betas": (0.8, 0.9)})
     ours, theirs = parameters(), parameters()
-    optimizer = Optimizer(ours, config, 10)
+    optimizer = Optimizer(ours, config, 10, ALONE)
     groups = [{"params": [theirs["matrix"]], "weight_decay": 0.2}, {"params": [theirs["norm"]], "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9))
     for step in range(3):
@@ -72,7 +75,7 @@ def test_a_step_is_divide_clip_and_torchs_adamw():
 
 
 def test_the_schedule_counts_steps_that_were_made():
-    optimizer = Optimizer(parameters(), settings(scheduler={"name": "linear"}), 5)
+    optimizer = Optimizer(parameters(), settings(scheduler={"name": "linear"}), 5, ALONE)
     rates = []
     for value in (1.0, math.nan, 1.0):
         for p in optimizer.parameters.values():
@@ -84,7 +87,7 @@ def test_the_schedule_counts_steps_that_were_made():
 def test_a_divisor_of_0_moves_nothing_and_is_no_refusal():
     own = parameters()
     before = {name: p.detach().clone() for name, p in own.items()}
-    optimizer = Optimizer(own, settings(), 5)
+    optimizer = Optimizer(own, settings(), 5, ALONE)
     for p in own.values():
         p.grad = torch.zeros_like(p)
     report = optimizer.step(0.0, finite=True)
@@ -96,4 +99,4 @@ def test_a_divisor_of_0_moves_nothing_and_is_no_refusal():
 @pytest.mark.parametrize("divisor", [-1.0, math.nan, math.inf])
 def test_a_divisor_without_meaning_is_refused(divisor):
     with pytest.raises(ValueError, match="finite divisor"):
-        Optimizer(parameters(), settings(), 5).step(divisor, finite=True)
+        Optimizer(parameters(), settings(), 5, ALONE).step(divisor, finite=True)

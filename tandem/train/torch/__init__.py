@@ -1,1 +1,1 @@
-"""The torch backend: transformers models, packed sequences, one process."""
+"""The torch backend: transformers models, packed sequences, on one rank or many."""

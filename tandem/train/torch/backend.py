@@ -1,4 +1,4 @@
-"""A transformers causal LM in one process: float32 master weights, packs without padding, sums of losses."""
+"""A transformers causal LM on one rank or many: float32 master weights, packs without padding, sums of losses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -15,13 +15,17 @@ from tandem.config.models import TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
 from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.optim import Optimizer, held
+from tandem.train.optim import Optimizer
 from tandem.train.packs import probe_pack
 from tandem.train.sharding import Shard
-from tandem.train.torch.attention import Kernel, lay_out, use_packed_attention
+from tandem.train.torch.attention import Kernel, Layout, lay_out, use_packed_attention
+from tandem.train.torch.files import SavedTensors, file_name, held
+from tandem.train.torch.mesh import Mesh, build_mesh
+from tandem.train.torch.parallel import lay_on_mesh, release
+from tandem.train.torch.placement import gathered, part_of, region_of, whole_of
 from tandem.types import Metrics, merge
 
-WEIGHTS = "model.safetensors"
+WEIGHTS = "model"  # the stem of their files
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -36,9 +40,11 @@ def build_torch_backend(
     """Take a loaded model over: it is moved, made float32 and given packed attention. Do not use it elsewhere.
 
     `total_optimizer_steps` None freezes it (a reference): no gradient, no optimizer. A ValueHead drops the model's
-    output layer: only the backbone and the head are trained, saved and exported.
+    output layer: only the backbone and the head are trained, saved and exported. Where torch.distributed is set up, all
+    its ranks call this with the same model, and hold it together as `config.parallel` says.
     """
     kernel = choose_kernel(config, device)
+    mesh = build_mesh(config.parallel, device)
     for module in (model, head):
         nn.Module.to(module, device=device, dtype=torch.float32)  # transformers' own `to` has no signature
     use_packed_attention(model)
@@ -51,14 +57,20 @@ def build_torch_backend(
         with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # its new name is not in 5.17
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train(checkpointing)  # transformers checkpoints in training mode only
-    parameters = named_parameters(model, head)
-    for parameter in parameters.values():
-        parameter.requires_grad_(trained)
-    optimizer = Optimizer(parameters, config, total_optimizer_steps) if total_optimizer_steps is not None else None
-    backend = TorchBackend(model.base_model, head, parameters, optimizer, kernel, PRECISIONS[config.precision])
     if isinstance(head, TokenLogprobs):
-        backend.check_head(model)
-    return backend
+        check_output_layer(model, device)
+    for parameter in named_parameters(model, head).values():
+        parameter.requires_grad_(trained)
+    dtype = PRECISIONS[config.precision]
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel), "transformers' own word for it is Module"
+    whole = BackboneWithHead(backbone, head)
+    lay_on_mesh(whole, backbone, head, mesh, dtype)
+    parameters = named_parameters(model, head)
+    optimizer = None
+    if total_optimizer_steps is not None:  # before any forward pass: FSDP then shows gathered weights in their place
+        optimizer = Optimizer(parameters, config, total_optimizer_steps, mesh)
+    return TorchBackend(whole, parameters, optimizer, mesh=mesh, kernel=kernel, dtype=dtype)
 
 
 def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
@@ -82,31 +94,68 @@ def named_parameters(model: PreTrainedModel, head: nn.Module) -> dict[str, nn.Pa
     return parameters | own
 
 
+@torch.no_grad()
+def check_output_layer(model: PreTrainedModel, device: torch.device) -> None:
+    """Raise ValueError when the model's logits are more than `lm_head(hidden)`: scaled, capped, shifted."""
+    pack = probe_pack(model.config.get_text_config().vocab_size).to(device)
+    inputs = {"input_ids": pack.tokens_P[None], "position_ids": pack.positions_P[None], "use_cache": False}
+    layout = lay_out(pack, device, "sdpa")
+    output_layer = model.get_output_embeddings()
+    assert output_layer is not None, "checked by TokenLogprobs"
+    plain_PV = output_layer(model.base_model(**inputs, layout=layout).last_hidden_state)
+    if not torch.allclose(model(**inputs, layout=layout).logits, plain_PV, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"{type(model).__name__} does more to its logits than one linear map (a scale or a cap): not supported"
+        )
+
+
+class BackboneWithHead(nn.Module):
+    """One module, so that FSDP sees where a forward pass begins and ends."""
+
+    def __init__(self, backbone: PreTrainedModel, head: TokenLogprobs | ValueHead) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, pack: Pack, layout: Layout) -> Output:
+        """The head's word on every token of the pack."""
+        out = self.backbone(
+            input_ids=pack.tokens_P[None], position_ids=pack.positions_P[None], use_cache=False, layout=layout
+        )
+        return self.head(gathered(out.last_hidden_state).squeeze(0), pack)
+
+
 class TorchBackend:
     """Plays `Backend`. Built by `build_torch_backend`."""
 
     def __init__(
         self,
-        backbone: nn.Module,
-        head: nn.Module,
+        model: BackboneWithHead,
         parameters: dict[str, nn.Parameter],
         optimizer: Optimizer | None,
+        *,
+        mesh: Mesh,
         kernel: Kernel,
         dtype: torch.dtype,
     ) -> None:
-        self._backbone = backbone
-        self.head = head
+        self._model = model
         self.parameters = parameters
         self._optimizer = optimizer
+        self._mesh = mesh
         self._kernel = kernel
         self._dtype = dtype
         self._device = next(iter(parameters.values())).device
         self._finite = True
 
     @property
+    def head(self) -> TokenLogprobs | ValueHead:
+        """What stands on the backbone."""
+        return self._model.head
+
+    @property
     def shard(self) -> Shard:
-        """One process takes every batch whole."""
-        return Shard()
+        """By the mesh."""
+        return self._mesh.shard
 
     def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
         """One pack at a time, without a graph."""
@@ -114,6 +163,7 @@ class TorchBackend:
             with torch.no_grad():
                 output = self._forward(pack.to(self._device))
             yield Output(output.column_P.cpu(), after_P=None if output.after_P is None else output.after_P.cpu())
+        release(self._model)
 
     def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:
         """One pack at a time: its graph is gone before the next begins. A loss that is not finite spoils the step."""
@@ -128,30 +178,7 @@ class TorchBackend:
 
     def _forward(self, pack: Pack) -> Output:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return self.head(self._hidden(pack, self._kernel), pack)
-
-    def _hidden(self, pack: Pack, kernel: Kernel) -> Tensor:
-        out = self._backbone(
-            input_ids=pack.tokens_P[None],
-            position_ids=pack.positions_P[None],
-            use_cache=False,
-            layout=lay_out(pack, self._device, kernel),
-        )
-        return out.last_hidden_state.squeeze(0)
-
-    @torch.no_grad()
-    def check_head(self, model: PreTrainedModel) -> None:
-        """Raise ValueError when the model's logits are more than `lm_head(hidden)`: scaled, capped, shifted."""
-        pack = probe_pack(model.config.get_text_config().vocab_size).to(self._device)
-        layout = lay_out(pack, self._device, "sdpa")
-        out = model(input_ids=pack.tokens_P[None], position_ids=pack.positions_P[None], use_cache=False, layout=layout)
-        output_layer = model.get_output_embeddings()
-        assert output_layer is not None, "checked by TokenLogprobs"
-        plain_PV = output_layer(self._hidden(pack, "sdpa"))
-        if not torch.allclose(out.logits[0], plain_PV, rtol=1e-3, atol=1e-3):
-            raise ValueError(
-                f"{type(model).__name__} does more to its logits than one linear map (a scale or a cap): not supported"
-            )
+            return self._model(pack, lay_out(pack, self._device, self._kernel))
 
     def optim_step(self, divisor: float) -> StepReport:
         """Divide, clip, step, clear; see Optimizer.step."""
@@ -162,18 +189,26 @@ class TorchBackend:
         return report
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """In the precision of the forward pass. At float32 these are the live tensors: copy before the next step."""
+        """In the precision of the forward pass, one whole tensor at a time: all ranks take part.
+
+        At float32 these may be the live tensors: copy before the next step.
+        """
+        for name, tensor in self._whole():
+            yield name, tensor.to(self._dtype)
+
+    def _whole(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.parameters.items():
-            yield name, parameter.detach().to(self._dtype)
+            yield name, whole_of(part_of(parameter), parameter)
 
     def snapshot(self, copy: bool) -> WriteFiles:
-        """float32 weights by Hugging Face name, and the optimizer."""
-        weights = {name: held(p, copy) for name, p in self.parameters.items()}
+        """float32 weights by Hugging Face name, and the optimizer; see `files`."""
+        mesh = self._mesh
+        weights = held(self._whole(), rank=mesh.rank, ranks=mesh.ranks, copy=copy)
         write_optimizer = None if self._optimizer is None else self._optimizer.snapshot(copy)
 
         def write(directory: Path) -> None:
             directory.mkdir(parents=True, exist_ok=True)
-            save_file(weights, directory / WEIGHTS)
+            save_file(weights, directory / file_name(WEIGHTS, mesh.rank, mesh.ranks))
             if write_optimizer is not None:
                 write_optimizer(directory)
 
@@ -188,13 +223,12 @@ class TorchBackend:
 
     def load_weights(self, directory: Path) -> None:
         """Another architecture is a ValueError that names the first tensor that differs."""
-        saved = load_file(directory / WEIGHTS)
-        different = first_mismatch(self.parameters, saved.items())
+        saved = SavedTensors(directory, WEIGHTS)
+        different = first_mismatch(self.parameters, saved.shapes())
         if different:
             raise ValueError(f"{directory} holds another model than this one: {different}")
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(saved[name])
+        for name, parameter in self.parameters.items():
+            part_of(parameter).copy_(saved.read(name, region_of(parameter)))
 
     def close(self) -> None:
         """Nothing to hand back: memory goes with the object."""

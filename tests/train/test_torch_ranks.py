@@ -1,0 +1,181 @@
+"""Many ranks are one process: log-probs, values, gradients, an update, metrics, files, refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2Model
+
+from tandem.config.models import Parallel
+from tandem.train.backend import Output, Pack
+from tandem.train.torch.files import SavedTensors
+from tandem.train.torch.mesh import build_mesh
+from tandem.train.torch.parallel import check_divisible
+from tandem.types import Metrics
+from tests.train.ranks import on_ranks
+from tests.train.small_models import CPU, packs_of, rows
+from tests.train.updates import MODELS, Case, Seen, backend_of, join, update
+
+TOLERANCE = 1e-5
+SHARD = (("data_parallel", "shard"),)
+REPLICATE = (("data_parallel", "replicate"),)
+TENSOR = (("tensor_parallel_size", 2),)
+SEQUENCE = (*TENSOR, ("sequence_parallel", True))
+CASES = {
+    "shard": Case(parallel=SHARD),
+    "shard-critic": Case("critic", parallel=SHARD),
+    "shard-untied-checkpointed": Case(model="untied", parallel=SHARD, changes=(("activation_checkpointing", True),)),
+    "shard-one-sample": Case(lengths=(23,), parallel=SHARD),
+    "replicate": Case(parallel=REPLICATE),
+    "replicate-critic": Case("critic", parallel=REPLICATE),
+    "replicate-unpacked": Case(budget=1, parallel=REPLICATE),
+    "tensor": Case(parallel=TENSOR),
+    "tensor-critic": Case("critic", parallel=TENSOR),
+    "tensor-qwen2-untied": Case(model="qwen2", parallel=TENSOR),
+    "tensor-qwen3": Case(model="qwen3", parallel=(*TENSOR, *REPLICATE)),
+    "sequence": Case(parallel=SEQUENCE),
+    "sequence-critic": Case("critic", parallel=SEQUENCE),
+    "sequence-qwen3": Case(model="qwen3", parallel=SEQUENCE),
+}
+ON_FOUR = {
+    "tensor-x-shard": Case(parallel=TENSOR),
+    "tensor-x-shard-critic": Case("critic", parallel=TENSOR),
+    "tensor-x-replicate": Case(parallel=(*TENSOR, *REPLICATE)),
+    "sequence-x-shard-qwen3": Case(model="qwen3", parallel=SEQUENCE),
+    "shard-of-four": Case(parallel=SHARD, lengths=(30, 12, 9)),
+}
+
+
+def alone(case: Case) -> Case:
+    return replace(case, parallel=())
+
+
+def distance(found: dict, wanted: dict) -> float:
+    """The largest |a - b| / |b| of the tensors of two tables, which must have the same names."""
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - b).norm() / b.norm().clamp(min=1e-12)) for name, b in wanted.items())
+
+
+def assert_equal(found: Seen, wanted: Seen) -> None:
+    assert distance(found.rows, wanted.rows) < TOLERANCE
+    assert distance(found.gradient, wanted.gradient) < TOLERANCE
+    assert distance(found.weights, wanted.weights) < TOLERANCE
+    assert distance(found.rows_after, wanted.rows_after) < TOLERANCE
+    assert found.metrics.keys() == wanted.metrics.keys()
+    for name, metric in wanted.metrics.items():
+        # The relative error of a ratio is the absolute one of a log-prob, which reaches -12 in this model.
+        near = TOLERANCE * 10 if "/ratio_" in name else TOLERANCE
+        if "pad_fraction" not in name:
+            assert found.metrics[name].value == pytest.approx(metric.value, rel=near, abs=1e-7), name
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_two_ranks_are_one_process(case, tmp_path):
+    assert_equal(join(on_ranks(2, update, case, folder=tmp_path)), update(alone(case)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ON_FOUR.values(), ids=ON_FOUR.keys())
+def test_four_ranks_are_one_process(case, tmp_path):
+    assert_equal(join(on_ranks(4, update, case, folder=tmp_path)), update(alone(case)))
+
+
+def pass_on(case: Case, source: Path, target: Path) -> None:
+    """Load and save."""
+    backend = backend_of(case)
+    backend.load(source)
+    backend.snapshot(copy=False)(target)
+
+
+def contents(folder: Path) -> dict[str, torch.Tensor]:
+    saved = {stem: SavedTensors(folder, stem) for stem in ("model", "optimizer")}
+    return {f"{stem}/{name}": file.read(name) for stem, file in saved.items() for name in file.names()}
+
+
+@pytest.mark.parametrize("name", ["shard", "tensor", "shard-critic"])
+def test_any_number_of_ranks_reads_what_any_other_wrote(name, tmp_path):
+    case, two, one, again = CASES[name], tmp_path / "two", tmp_path / "one", tmp_path / "again"
+    on_ranks(2, update, case, None, two, folder=tmp_path / "a")
+    files = [f"{stem}-0000{k}-of-00002.safetensors" for stem in ("model", "optimizer") for k in (1, 2)]
+    assert sorted(path.name for path in two.iterdir()) == sorted([*files, "optimizer.json"])
+    pass_on(alone(case), two, one)
+    on_ranks(2, pass_on, case, one, again, folder=tmp_path / "b")
+    wanted = contents(two)
+    for folder in (one, again):
+        found = contents(folder)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+        assert (folder / "optimizer.json").read_text() == (two / "optimizer.json").read_text()
+    assert_equal(join(on_ranks(2, update, case, one, folder=tmp_path / "c")), update(alone(case), two))
+
+
+def spoil_one_rank() -> list[bool]:
+    """A loss that is not finite, with a gradient that is, on the last rank alone; then an update of all."""
+    backend = backend_of(Case(parallel=SHARD))
+    before = {name: tensor.clone() for name, tensor in backend.export_weights()}
+    packs, refused = packs_of([20, 30], rows([20, 30]), 64), []
+    for more in (float("inf") if backend.shard.index == 1 else 0.0, 0.0):
+
+        def loss(output: Output, pack: Pack, more: float = more) -> tuple[torch.Tensor, Metrics]:
+            return output.column_P.sum() + more, {}
+
+        backend.forward_backward(packs, loss)
+        refused.append(backend.optim_step(50.0).refused)
+        moved = max(float((tensor - before[name]).abs().max()) for name, tensor in backend.export_weights())
+        refused.append(moved == 0)
+    return refused
+
+
+def test_one_rank_that_is_not_finite_refuses_the_step_of_all(tmp_path):
+    assert on_ranks(2, spoil_one_rank, folder=tmp_path) == [[True, True, False, False]] * 2
+
+
+def infer_around_a_load(saved: Path) -> list[bool]:
+    backend = backend_of(Case(parallel=SHARD))
+    packs = packs_of([20, 30], rows([20, 30]), 64)
+    found = []
+    for _ in range(2):
+        found.append([output.column_P for output in backend.infer(packs)])
+        backend.load_weights(saved)
+    fresh = backend_of(Case(parallel=SHARD))
+    fresh.load_weights(saved)
+    wanted = [output.column_P for output in fresh.infer(packs)]
+    return [all(map(torch.equal, columns, wanted)) for columns in found]
+
+
+def test_weights_that_were_gathered_to_infer_do_not_outlive_a_load(tmp_path):
+    update(Case(), None, tmp_path / "saved")
+    assert on_ranks(2, infer_around_a_load, tmp_path / "saved", folder=tmp_path) == [[False, True]] * 2
+
+
+def bfloat16_log_probs(parallel: tuple[tuple[str, object], ...]) -> tuple[Seen, set[torch.dtype]]:
+    case = Case(parallel=parallel, changes=(("precision", "bfloat16"),))
+    backend = backend_of(case)
+    seen = update(case)
+    return seen, {parameter.dtype for parameter in backend.parameters.values()}
+
+
+@pytest.mark.parametrize("parallel", [SHARD, TENSOR], ids=["shard", "tensor"])
+def test_bfloat16_keeps_float32_weights_and_stays_near_one_process(parallel, tmp_path):
+    parts = on_ranks(2, bfloat16_log_probs, parallel, folder=tmp_path)
+    wanted, _ = bfloat16_log_probs(())
+    found = join([seen for seen, _ in parts])
+    assert distance(found.rows, wanted.rows) < 0.02
+    assert {dtype for _, dtypes in parts for dtype in dtypes} == {torch.float32}
+    assert all(tensor.dtype == torch.bfloat16 for tensor in found.weights.values())
+
+
+def test_the_first_error_of_a_rank_ends_all_and_is_told(tmp_path):
+    with pytest.raises(RuntimeError, match=r"tensor_parallel_size=3 does not divide the number of ranks, 2"):
+        on_ranks(2, backend_of, Case(parallel=(("tensor_parallel_size", 3),)), folder=tmp_path)
+
+
+def test_sizes_that_cannot_be_cut_are_refused():
+    backbone = MODELS["llama"]().model
+    with pytest.raises(ValueError, match="tensor_parallel_size=4 does not divide the model's num_key_value_heads, 2"):
+        check_divisible(backbone, 4)
+    with pytest.raises(ValueError, match="knows the layers of llama, qwen2, qwen3; this model is gpt2"):
+        check_divisible(GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=8)), 2)
+    with pytest.raises(ValueError, match=r"sequence_parallel cuts packs, multiples of 16 tokens, into .*=3 parts"):
+        build_mesh(Parallel(tensor_parallel_size=3, sequence_parallel=True), CPU)

@@ -1,0 +1,117 @@
+"""One update of an actor or a critic with all that can be seen of it: the same function on one process and on ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tandem.config.algorithm import MseValueLoss, PolicyLoss
+from tandem.plane.memory import MemoryPlane
+from tandem.train.objectives import PolicyObjective, ValueObjective
+from tandem.train.torch.backend import TorchBackend
+from tandem.train.torch.placement import whole_of
+from tandem.types import Batch, Metrics, merge
+from tests.train.small_models import SHAPE, actor_backend, batch_of, critic_backend, llama, qwen, rows, settings, worker
+
+
+def qwen3() -> Qwen3ForCausalLM:
+    """Norms over heads."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
+
+
+MODELS = {"llama": llama, "untied": lambda: llama(tied=False), "qwen2": qwen, "qwen3": qwen3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, on which samples, laid out how."""
+
+    kind: str = "actor"
+    model: str = "llama"
+    lengths: tuple[int, ...] = (12, 31, 20, 9, 40, 17, 25)
+    budget: int = 64
+    parallel: tuple[tuple[str, object], ...] = ()
+    changes: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw. Rows are its own; gradient and weights are whole; metrics are its share's."""
+
+    rows: dict[int, Tensor]
+    rows_after: dict[int, Tensor]
+    gradient: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    metrics: Metrics
+
+
+def join(parts: list[Seen]) -> Seen:
+    """What the ranks saw together. No row may come from two ranks."""
+    assert sum(len(part.rows) for part in parts) == len({key for part in parts for key in part.rows})
+    return Seen(
+        {key: row for part in parts for key, row in part.rows.items()},
+        {key: row for part in parts for key, row in part.rows_after.items()},
+        parts[0].gradient,
+        parts[0].weights,
+        merge(*(part.metrics for part in parts)),
+    )
+
+
+def backend_of(case: Case) -> TorchBackend:
+    config = settings(parallel=dict(case.parallel), optimizer={"lr": 1e-3}, **dict(case.changes))
+    if case.kind == "actor":
+        return actor_backend(MODELS[case.model](), config, temperature=0.7)
+    torch.manual_seed(1)
+    return critic_backend(config)
+
+
+def update(case: Case, load: Path | None = None, save: Path | None = None) -> Seen:
+    """Infer, take the gradient, learn from it, infer again."""
+    return asyncio.run(_update(case, load, save))
+
+
+async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
+    batch, plane, backend = batch_of(list(case.lengths)), MemoryPlane(), backend_of(case)
+    await plane.put(batch.keys, rows(list(case.lengths)))
+    objective = PolicyObjective(PolicyLoss()) if case.kind == "actor" else ValueObjective(MseValueLoss())
+    model = worker(backend, plane, objective, case.budget, case.kind)
+    if load is not None:
+        await model.load(load)
+    metrics = await model.infer(batch, "first")
+    await model.forward_backward(batch, {})
+    gradient = whole_gradient(backend)
+    learned = await model.forward_backward(batch, {})
+    metrics = merge(metrics, learned, await model.optim_step(90.0))
+    await model.infer(batch, "second")
+    if save is not None:
+        (await model.snapshot(copy=True))(save)
+    weights = {name: tensor.clone() for name, tensor in model.export_weights()}
+    await model.close()
+    return Seen(await present(plane, batch, "first"), await present(plane, batch, "second"), gradient, weights, metrics)
+
+
+def whole_gradient(backend: TorchBackend) -> dict[str, Tensor]:
+    """Summed over the ranks and put together. The backend's own is cleared."""
+    found = {}
+    for name, parameter in backend.parameters.items():
+        part = backend._mesh.take_gradient(parameter)
+        assert part is not None, name
+        found[name] = whole_of(part, parameter).clone()
+    return found
+
+
+async def present(plane: MemoryPlane, batch: Batch, name: str) -> dict[int, Tensor]:
+    """The rows of a column that this rank wrote."""
+    found = {}
+    for key in batch.keys:
+        try:
+            found[key] = (await plane.get([key], [name]))[name][0]
+        except KeyError:
+            continue
+    return found
