@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,7 +184,14 @@ def build_trainer(name: str, config: Config, house: House) -> Worker:
     backend = build_torch_backend(
         model, head, model_config, total_optimizer_steps=optimizer_steps(name, config), device=device_of(config)
     )
-    return Worker(name, backend, plane=house.plane, packing=model_config.sequence_packing, objective=objective)
+    return Worker(
+        name,
+        backend,
+        plane=house.plane,
+        packing=model_config.sequence_packing,
+        objective=objective,
+        clock=time.perf_counter,
+    )
 
 
 def support_of(loss: ValueLoss) -> tuple[float, float, int] | None:

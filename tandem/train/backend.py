@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from tandem.roles import WriteFiles
 from tandem.train.sharding import Shard
 from tandem.types import Metrics
+
+if TYPE_CHECKING:
+    from tandem.train.flops import Machine
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Backend(Protocol):
     @property
     def shard(self) -> Shard:
         """The share of every batch whose packs this rank is to be given."""
+        ...
+
+    @property
+    def machine(self) -> Machine:
+        """What a rank computes with, for FLOPs."""
         ...
 
     def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:

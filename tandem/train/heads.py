@@ -22,6 +22,7 @@ class TokenLogprobs(nn.Module):
         if not isinstance(lm_head, nn.Linear) or lm_head.bias is not None:
             raise ValueError(f"the policy's output layer must be a linear map without bias, got {lm_head}")
         self.lm_head: nn.Linear = lm_head
+        self.outputs = lm_head.out_features
         self._temperature = temperature
         self._chunk_size = -(-chunk_size // ALIGNMENT) * ALIGNMENT
 
@@ -66,6 +67,7 @@ class ValueHead(nn.Module):
         """`support` is (lowest, highest, number) of the bins; None is one scalar."""
         super().__init__()
         bins = 1 if support is None else support[2]
+        self.outputs = bins
         self.linear = nn.Linear(hidden_size, bins, bias=False)
         nn.init.zeros_(self.linear.weight)
         self._histogram = None if support is None else HlGauss(*support)

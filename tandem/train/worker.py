@@ -19,6 +19,7 @@ from torch import Tensor
 from tandem.config.models import SequencePacking
 from tandem.roles import DataPlane, WriteFiles
 from tandem.train.backend import Backend, Output, Pack
+from tandem.train.flops import flops_of, speed_metrics
 from tandem.train.objectives import Objective
 from tandem.train.packs import pack_batch, unpack_column
 from tandem.train.sharding import plan_shares
@@ -40,13 +41,15 @@ class Worker:
         plane: DataPlane,
         packing: SequencePacking,
         objective: Objective | None,
+        clock: Callable[[], float],
     ) -> None:
-        """`name` is the metrics' room; `objective` None is a model that only infers."""
+        """`name` is the metrics' room; `objective` None is a model that only infers; `clock` gives seconds."""
         self._name = name
         self._backend = backend
         self._plane = plane
         self._packing = packing
         self._objective = objective
+        self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{name}")
         self._in_gradient: list[int] = []  # the samples since the last step
         self._suspects: list[int] = []  # those of packs whose loss was not finite
@@ -58,14 +61,26 @@ class Worker:
         """
         budget = self._packing.logprob_mb_tokens or self._packing.train_mb_tokens
         own, packs, read = await self._packs(batch, INFER_COLUMNS, budget)
-        outputs = await self._run(lambda: list(self._backend.infer(packs)))
+        outputs, speed = await self._run(self._infer, packs)
         rows = {out: unpack_column(packs, [output.column_P for output in outputs], len(own))}
         after = [output.after_P for output in outputs if output.after_P is not None]
         if after:
             rows[f"{out}_after"] = [row[-1] for row in unpack_column(packs, after, len(own))]
         if self._backend.shard.speaks and own.keys:
             await self._plane.put(own.keys, rows)
-        return self._of_share(token_metrics(packs) | read)
+        return self._of_share(token_metrics(packs) | speed | read)
+
+    def _infer(self, packs: Sequence[Pack]) -> tuple[list[Output], Metrics]:
+        begin = self._clock()
+        outputs = list(self._backend.infer(packs))
+        return outputs, self._speed(packs, self._clock() - begin, backward=False)
+
+    def _speed(self, packs: Sequence[Pack], seconds: float, *, backward: bool) -> Metrics:
+        machine = self._backend.machine
+        if machine.shape is None:
+            return {}
+        tflop = flops_of(machine.shape, packs, backward=backward) / self._backend.shard.parts / 1e12
+        return speed_metrics(machine, tflop, seconds)
 
     async def _packs(self, batch: Batch, names: Sequence[str], budget: int) -> tuple[Batch, list[Pack], Metrics]:
         """This rank's share of the batch, its packs, and what was fetched for them. No other row is fetched."""
@@ -92,7 +107,9 @@ class Worker:
             self._suspects.extend(pack.keys)
             return total, {}  # one NaN would hide the figures of all other packs
 
-        return self._backend.forward_backward(packs, loss) | token_metrics(packs)
+        begin = self._clock()
+        metrics = self._backend.forward_backward(packs, loss)
+        return metrics | token_metrics(packs) | self._speed(packs, self._clock() - begin, backward=True)
 
     async def optim_step(self, divisor: float) -> Metrics:
         """Divide, clip, step, clear. A refused step is logged with its samples; too many are a RuntimeError."""

@@ -70,7 +70,7 @@ def ended_with(run_dir: Path) -> tuple[dict[str, dict[str, int | str]], list[dic
     models = {name: record for name, record in files.items() if name.startswith(("actor/", "critic/"))}
     records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     steps = [
-        {k: v for k, v in record.items() if not k.startswith(TIMED) and not k.endswith("_s")}
+        {k: v for k, v in record.items() if not k.startswith(TIMED) and not k.endswith(("_s", "/tflops", "/mfu"))}
         for record in records
         if "rollout/reward" in record
     ]

@@ -35,7 +35,8 @@ class Memory:
 
     def write(self, step: int, record: dict[str, float]) -> None:
         timed = ("time/", "speed/", "buffer/")
-        kept = {name: value for name, value in record.items() if not name.startswith(timed) and not name.endswith("_s")}
+        ends = ("_s", "/tflops", "/mfu")
+        kept = {name: value for name, value in record.items() if not name.startswith(timed) and not name.endswith(ends)}
         self.records.append(kept)
 
     def close(self) -> None: ...

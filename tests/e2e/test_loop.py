@@ -32,17 +32,17 @@ def plain_loop(config: Config, run_dir: Path) -> Ran:
         controller, _ = build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[Memory()])
         algorithm, roll_out, sync = controller.algorithm, controller.producer._roll_out, controller._sync
         await sync.publish(0)
-        records = []
+        kept = Memory()
         groups_per_step = config.algorithm.num_prompts_per_step
         for step in range(config.algorithm.max_num_steps):
             indexes = range(step * groups_per_step, (step + 1) * groups_per_step)
             groups = [await roll_out(house.train_set.prompt(index), attempt=0) for index in indexes]
             learned = await algorithm.step(one_chunk(Batch.of(groups)), step=step, train_policy=True)
-            records.append(flatten(merge(rollout_metrics(groups), staleness_metrics(groups, step), learned)))
+            kept.write(step, flatten(merge(rollout_metrics(groups), staleness_metrics(groups, step), learned)))
             await sync.publish(step + 1)
         weights = {name: fingerprint(model.export_weights()) for name, model in house.models.items()}
         await house.close()
-        return Ran(records, weights)
+        return Ran(kept.records, weights)
 
     return asyncio.run(loop())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -70,7 +72,9 @@ def critic_backend(
 def worker(
     backend: TorchBackend, plane: MemoryPlane, objective: Objective | None, budget: int = 256, name: str = "actor"
 ) -> Worker:
-    return Worker(name, backend, plane=plane, packing=SequencePacking(train_mb_tokens=budget), objective=objective)
+    """Its clock ticks a second at each look."""
+    packing, clock = SequencePacking(train_mb_tokens=budget), itertools.count().__next__
+    return Worker(name, backend, plane=plane, packing=packing, objective=objective, clock=clock)
 
 
 def batch_of(lengths: list[int]) -> Batch:

@@ -66,7 +66,7 @@ def assert_equal(found: Seen, wanted: Seen) -> None:
     for name, metric in wanted.metrics.items():
         # The relative error of a ratio is the absolute one of a log-prob, which reaches -12 in this model.
         near = TOLERANCE * 10 if "/ratio_" in name else TOLERANCE
-        if "pad_fraction" not in name:
+        if "pad_fraction" not in name and "tflops" not in name:
             assert found.metrics[name].value == pytest.approx(metric.value, rel=near, abs=1e-7), name
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from tandem.config.models import TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
+from tandem.train.flops import Machine, peak_tflops, shape_of
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.optim import Optimizer
 from tandem.train.packs import probe_pack
@@ -65,12 +66,14 @@ def build_torch_backend(
     backbone = model.base_model
     assert isinstance(backbone, PreTrainedModel), "transformers' own word for it is Module"
     whole = BackboneWithHead(backbone, head)
+    shape = shape_of(model.config, head.outputs, head_everywhere=isinstance(head, ValueHead))
     lay_on_mesh(whole, backbone, head, mesh, dtype)
     parameters = named_parameters(model, head)
     optimizer = None
     if total_optimizer_steps is not None:  # before any forward pass: FSDP then shows gathered weights in their place
         optimizer = Optimizer(parameters, config, total_optimizer_steps, mesh)
-    return TorchBackend(whole, parameters, optimizer, mesh=mesh, kernel=kernel, dtype=dtype)
+    machine = Machine(shape, peak_tflops(device, dtype))
+    return TorchBackend(whole, parameters, optimizer, mesh=mesh, kernel=kernel, dtype=dtype, machine=machine)
 
 
 def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
@@ -137,7 +140,9 @@ class TorchBackend:
         mesh: Mesh,
         kernel: Kernel,
         dtype: torch.dtype,
+        machine: Machine,
     ) -> None:
+        self.machine = machine
         self._model = model
         self.parameters = parameters
         self._optimizer = optimizer
@@ -174,6 +179,8 @@ class TorchBackend:
             self._finite = self._finite and bool(total.isfinite())
             total.backward()
             parts.append(metrics)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # done when it returns
         return merge(*parts)
 
     def _forward(self, pack: Pack) -> Output:
