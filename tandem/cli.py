@@ -33,9 +33,9 @@ def train(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> 
 
     here = [f"run_dir={recipe}"] if run_config(recipe) else []  # wherever the directory has been moved to
     loaded = load(recipe, [*here, *(overrides or [])])
-    from tandem.launch.local import train as train_local
+    from tandem.launch.session import train as train_by
 
-    raise typer.Exit(train_local(loaded))
+    raise typer.Exit(train_by(loaded))
 
 
 @app.command()

@@ -5,8 +5,9 @@ Everything that may wait is async. Tensors move through the DataPlane or the Wei
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,10 +99,6 @@ class Trainer(Protocol):
         """Divide the gradient by `divisor`, clip, step, clear."""
         ...
 
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights by Hugging Face name, in the precision that engines run."""
-        ...
-
     async def snapshot(self, *, copy: bool) -> WriteFiles:
         """Weights, optimizer and counts as they are now. Without `copy`, write them before anything trains again."""
         ...
@@ -150,6 +147,26 @@ class DataPlane(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a carrier brought: the trainer's own fingerprint of it, and its size."""
+
+    fingerprint: Fingerprint
+    bytes: int
+
+
+class Carrier(Protocol):
+    """One way from a trainer's weights to engines: a reference, shared memory, a collective."""
+
+    async def prepare(self) -> None:
+        """All that can be done while the engines still write."""
+        ...
+
+    async def deliver(self, version: int) -> Delivery:
+        """Every engine takes the weights as `version`. They are paused; that one ignores them is not seen here."""
+        ...
 
 
 class WeightSync(Protocol):

@@ -1,20 +1,15 @@
-"""Config -> roles: the one place that knows which implementation plays which role in one process."""
+"""Config -> roles: the run's parts, whatever machinery computes them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from tandem.algorithms.ppo import PPO
 from tandem.config import Config
-from tandem.config.algorithm import HlGaussValueLoss, ValueLoss
 from tandem.config.check import to_yaml
-from tandem.config.models import TrainedModel
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints, Identity
@@ -27,76 +22,53 @@ from tandem.data.prompts import Prompts, rows_of
 from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.gpus import OwnDevices
-from tandem.launch.models import DTYPES, architecture_of, load_causal_lm, load_tokenizer
-from tandem.launch.planes import build_plane
+from tandem.launch.machinery import Machinery
+from tandem.launch.models import architecture_of, load_tokenizer, shape_of
 from tandem.launch.run_dir import UNTRAINED, append_record
 from tandem.metrics.timing import Timeline
-from tandem.roles import DataPlane, Environment, Sink, Trainer
+from tandem.roles import DataPlane, Engine, Environment, Sink, Trainer
 from tandem.rollout.groups import GroupRollOut
-from tandem.rollout.transformers import TransformersEngine
-from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.objectives import Objective, PolicyObjective, ValueObjective
-from tandem.train.torch.backend import build_torch_backend
-from tandem.train.worker import Worker
 from tandem.types import Sample, Sampling
-from tandem.weights.memory import MemorySync
+from tandem.weights.publisher import Publisher
 
 VALIDATION_SEED_SHIFT = 1  # validation prompts are drawn and sampled under another seed than training's
 
 
 @dataclass
 class House:
-    """The roles of one process. close() ends the threads and processes that they own."""
+    """The roles of a run. close() ends the threads and processes that they own."""
 
+    machinery: Machinery
     chat: Chat
     train_set: Prompts
     validation_set: Prompts | None
-    engine: TransformersEngine
+    engine: Engine
     env: Environment
     plane: DataPlane
     architecture: str
     models: dict[str, Trainer] = field(default_factory=dict)
 
     async def close(self) -> None:
-        for model in self.models.values():
-            await model.close()
-        await self.engine.close()
-        await self.plane.close()
+        await self.machinery.close()
 
 
-def device_of(config: Config) -> torch.device:
-    """The device a run computes on."""
-    if config.cluster.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "cluster.device=cuda, but torch sees no GPU here; set cluster.device=cpu, or install a CUDA build"
-        )
-    if config.cluster.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.cluster.device)
-
-
-def build_house(config: Config) -> House:
-    """Load data, tokenizer and the engine's model: all that evaluation needs. Bad input is refused here."""
+async def build_house(config: Config, machinery: Machinery) -> House:
+    """Load data and tokenizer, start plane and engine: all that evaluation needs. Bad input is refused here."""
     policy = config.policy
     tokenizer = load_tokenizer(policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code)
     chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt)
     train_set = prompts(config, chat, validation=False)
     validation_set = prompts(config, chat, validation=True) if config.data.validation else None
-    model = load_causal_lm(
-        policy.model_name,
-        dtype=DTYPES[policy.precision],
-        device=device_of(config),
-        trust_remote_code=policy.trust_remote_code,
-    )
-    check_length(config, model.config.max_position_embeddings)
-    engine = TransformersEngine(
-        model,
-        max_concurrent_samples=policy.generation.engine.max_concurrent_samples,
-        max_total_sequence_length=policy.max_total_sequence_length,
-        pad_token_id=chat.pad_token_id,
-    )
+    shape = shape_of(policy.model_name, trust_remote_code=policy.trust_remote_code)
+    check_length(config, shape.config.get_text_config().max_position_embeddings)
     env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
-    return House(chat, train_set, validation_set, engine, env, build_plane(config.data_plane), architecture_of(model))
+    try:
+        plane = await machinery.start_plane()
+        engine = await machinery.start_engine(chat.pad_token_id)
+    except BaseException:
+        await machinery.close()
+        raise
+    return House(machinery, chat, train_set, validation_set, engine, env, plane, architecture_of(shape))
 
 
 def check_length(config: Config, positions: int) -> None:
@@ -159,59 +131,9 @@ def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | 
     return Evaluator(house.validation_set, play, max_samples=config.algorithm.max_val_samples, answers=answers)
 
 
-def build_trainer(name: str, config: Config, house: House) -> Worker:
-    """Actor, critic or reference: one Worker, its head and its objective differ."""
-    model_config: TrainedModel = config.value if name == "critic" and config.value else config.policy
-    source = {"actor": None, "critic": config.value, "reference": config.reference}[name]
-    model = load_causal_lm(
-        (source.model_name if source else None) or config.policy.model_name,
-        dtype=torch.float32,
-        device=device_of(config),
-        trust_remote_code=source.trust_remote_code if source else config.policy.trust_remote_code,
-    )
-    objective: Objective | None = None
-    if name == "critic":
-        assert config.value_loss_fn is not None, "checked when loaded"
-        head = ValueHead(model.config.get_text_config().hidden_size, support=support_of(config.value_loss_fn))
-        objective = ValueObjective(config.value_loss_fn)
-    else:
-        head = TokenLogprobs(
-            model.get_output_embeddings(),
-            temperature=config.policy.generation.temperature,
-            chunk_size=config.policy.logprob_chunk_size,
-        )
-        objective = PolicyObjective(config.loss_fn) if name == "actor" else None
-    backend = build_torch_backend(
-        model, head, model_config, total_optimizer_steps=optimizer_steps(name, config), device=device_of(config)
-    )
-    return Worker(
-        name,
-        backend,
-        plane=house.plane,
-        packing=model_config.sequence_packing,
-        objective=objective,
-        clock=time.perf_counter,
-    )
-
-
-def support_of(loss: ValueLoss) -> tuple[float, float, int] | None:
-    """The bins of a value head that classifies, or None for a scalar head."""
-    return (loss.value_min, loss.value_max, loss.num_bins) if isinstance(loss, HlGaussValueLoss) else None
-
-
-def optimizer_steps(name: str, config: Config) -> int | None:
-    """How often a model's optimizer steps in the whole run; None for a reference, which never does."""
-    if name == "reference":
-        return None
-    steps = config.algorithm.max_num_steps - (config.policy_training_start_step if name == "actor" else 0)
-    return steps * config.optimizer_steps_per_step
-
-
-def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
+async def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
     """The trainers that the recipe asks for, and the algorithm over them."""
-    names = ["critic"] * bool(config.value) + ["actor"] + ["reference"] * bool(config.reference)
-    trainers = {name: build_trainer(name, config, house) for name in names}
-    house.models |= trainers  # critic first: the order in which a checkpoint writes them
+    house.models |= await house.machinery.start_trainers(house.plane)
     return PPO(
         config.algorithm,
         config.loss_fn,
@@ -219,19 +141,19 @@ def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
         max_new_tokens=config.policy.generation.max_new_tokens,
         seed=config.seed,
         plane=house.plane,
-        actor=trainers["actor"],
-        critic=trainers.get("critic"),
-        reference=trainers.get("reference"),
+        actor=house.models["actor"],
+        critic=house.models.get("critic"),
+        reference=house.models.get("reference"),
         span=span,
         streaming=config.async_rl.min_groups_for_streaming_train is not None,
     )
 
 
-def build_controller(
+async def build_controller(
     config: Config, house: House, *, run_dir: Path, timeline: Timeline, sinks: Sequence[Sink]
 ) -> tuple[Controller, Checkpoints]:
     """The loop with all its roles, and what saves it."""
-    algorithm = build_algorithm(config, house, timeline.span)
+    algorithm = await build_algorithm(config, house, timeline.span)
     checkpoints = Checkpoints(
         run_dir / "checkpoints",
         models={name: model for name, model in house.models.items() if name != "reference"},
@@ -256,8 +178,8 @@ def build_controller(
         roll_out=roll_out,
         buffer=Buffer(build_sampler(config.async_rl.sampler)),
         plane=house.plane,
-        sync=MemorySync(
-            house.models["actor"],
+        sync=Publisher(
+            house.machinery.carrier(),
             [house.engine],
             drain=config.async_rl.weight_update == "drain",
             recompute_kv=config.async_rl.recompute_kv_cache_after_weight_updates,

@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.config import Config
+from tandem.config.data_plane import MemoryDataPlane
 from tandem.config.load import load
-from tandem.launch.build import build_evaluator, build_house, build_trainer
+from tandem.launch.build import build_evaluator, build_house
 from tandem.launch.export import checkpoint_of
-from tandem.launch.local import quiet_libraries
+from tandem.launch.local import LocalMachinery
+from tandem.launch.process import quiet_libraries
 from tandem.launch.run_dir import CONFIG
 from tandem.launch.show import is_checkpoint
 from tandem.types import Metrics
-from tandem.weights.memory import MemorySync
+from tandem.weights.publisher import Publisher
 
 
 def evaluate_target(target: str, overrides: Sequence[str]) -> None:
@@ -49,13 +51,14 @@ def resolve(target: str) -> tuple[str, Path | None]:
 
 async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Metrics:
     """Score the validation set once."""
-    house = build_house(config)
+    config = config.model_copy(update={"data_plane": MemoryDataPlane()})  # whichever plane the run has
+    machinery = LocalMachinery(config)
+    house = await build_house(config, machinery)
     try:
         if checkpoint is not None:
-            actor = build_trainer("actor", config, house)
-            house.models["actor"] = actor
+            actor = await machinery.start_trainer("actor", house.plane)
             await actor.load_weights(checkpoint / "actor")
-            await MemorySync(actor, [house.engine], drain=True, recompute_kv=False).publish(0)
+            await Publisher(machinery.carrier(), [house.engine], drain=True, recompute_kv=False).publish(0)
         evaluator = build_evaluator(config, house, answers)
         assert evaluator is not None, "checked above"
         step = int(checkpoint.name.removeprefix("step_")) if checkpoint else 0

@@ -26,11 +26,11 @@ from tandem.config.load import load
 from tandem.control import vault
 from tandem.control.checkpoint import CONFIG, STATE
 from tandem.data.chat import Chat
-from tandem.launch.build import support_of
 from tandem.launch.cards import actor_card, critic_card
-from tandem.launch.local import quiet_libraries
 from tandem.launch.models import DTYPES, load_causal_lm, load_tokenizer, location
+from tandem.launch.process import quiet_libraries
 from tandem.launch.show import CHECKPOINTS, is_checkpoint, size, size_of
+from tandem.launch.trainers import support_of
 from tandem.train.heads import ValueHead
 from tandem.train.torch.backend import WEIGHTS, first_mismatch, named_parameters
 from tandem.train.torch.files import SavedTensors

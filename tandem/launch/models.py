@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -53,6 +54,18 @@ def load_causal_lm(name: str, *, dtype: torch.dtype, device: torch.device, trust
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(refusal("model", name, error)) from error
     return model.to(device).eval()
+
+
+def shape_of(name: str, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The model without its weights (they lie on the device `meta`). Raises ValueError in words."""
+    place = location(name)
+    options = {"gguf_file": file} if (file := gguf_file(place)) else {}
+    try:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ValueError(refusal("model", name, error)) from error
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:

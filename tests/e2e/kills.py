@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.e2e.kills", "tandem.launch.local", "transformers.models.llama"])
+CONTEXT.set_forkserver_preload(["tests.e2e.kills", "tandem.launch.session", "transformers.models.llama"])
 TIMED = ("time/", "speed/", "buffer/")
 
 

@@ -11,7 +11,8 @@ from tandem.config.load import load
 from tandem.control.checkpoint import find_checkpoint
 from tandem.fingerprint import fingerprint
 from tandem.launch.build import build_controller, build_house
-from tandem.launch.local import prepare
+from tandem.launch.local import LocalMachinery
+from tandem.launch.process import prepare
 from tandem.metrics.timing import Timeline
 
 SHORT = (
@@ -62,10 +63,12 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> Ran:
 
 
 async def _run(config: Config, run_dir: Path, resume: bool) -> Ran:
-    house = build_house(config)
+    house = await build_house(config, LocalMachinery(config))
     sink = Memory()
     try:
-        controller, checkpoints = build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[sink])
+        controller, checkpoints = await build_controller(
+            config, house, run_dir=run_dir, timeline=Timeline(), sinks=[sink]
+        )
         checkpoint = find_checkpoint("auto", run_dir / "checkpoints") if resume else None
         if checkpoint:
             await checkpoints.restore(controller, checkpoint)

@@ -14,6 +14,7 @@ from tandem.config import Config
 from tandem.control.steps import rollout_metrics, staleness_metrics
 from tandem.fingerprint import fingerprint
 from tandem.launch.build import build_controller, build_house
+from tandem.launch.local import LocalMachinery
 from tandem.metrics.reduce import flatten
 from tandem.metrics.timing import Timeline
 from tandem.types import Batch, merge
@@ -28,8 +29,8 @@ def plain_loop(config: Config, run_dir: Path) -> Ran:
     """PPO without controller, buffer or tickets: generate a step, learn it, publish, repeat."""
 
     async def loop() -> Ran:
-        house = build_house(config)
-        controller, _ = build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[Memory()])
+        house = await build_house(config, LocalMachinery(config))
+        controller, _ = await build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[Memory()])
         algorithm, roll_out, sync = controller.algorithm, controller.producer._roll_out, controller._sync
         await sync.publish(0)
         kept = Memory()

@@ -25,9 +25,9 @@ from tandem.config import Config
 from tandem.config.load import load
 from tandem.config.models import Tokenizer
 from tandem.data.chat import Chat
-from tandem.launch.build import support_of
 from tandem.launch.export import export_target
 from tandem.launch.models import load_causal_lm
+from tandem.launch.trainers import support_of
 from tandem.train.backend import Output, Pack
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.packs import pack_rows

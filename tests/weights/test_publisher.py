@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from time import perf_counter
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from tandem.roles import NamedTensors
 from tandem.rollout.transformers import TransformersEngine
 from tandem.train.worker import Worker
 from tandem.types import Generation, Max, Sampling, Sum
-from tandem.weights.memory import MemorySync
+from tandem.weights.memory import MemoryCarrier
+from tandem.weights.publisher import Publisher
 from tests.rollout.tiny_models import tiny_model
 from tests.train.small_models import actor_backend
 
@@ -87,7 +89,7 @@ def play(
 
     async def body() -> None:
         backend, packing = actor_backend(tiny_model(seed=NEW)), SequencePacking(train_mb_tokens=256)
-        actor = trainer("actor", backend, plane=MemoryPlane(), packing=packing, objective=None)
+        actor = trainer("actor", backend, plane=MemoryPlane(), packing=packing, objective=None, clock=perf_counter)
         engines = [start(kind) for kind in kinds]
         try:
             await asyncio.wait_for(scene(actor, engines), timeout=60)
@@ -102,7 +104,7 @@ def test_all_engines_hold_the_actors_weights_and_go_on(drain: bool, recompute_kv
     new = tiny_model(seed=NEW)
 
     async def scene(actor: Worker, engines: list[TransformersEngine]):
-        sync = MemorySync(actor, engines, drain=drain, recompute_kv=recompute_kv)
+        sync = Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=recompute_kv)
         metrics = await sync.publish(3)
         for engine in engines:
             assert await engine.fingerprint() == fingerprint(new.named_parameters())
@@ -126,7 +128,7 @@ async def begin(engine: TransformersEngine) -> asyncio.Task[Generation]:
 def test_draining_lets_running_requests_end_with_the_old_weights():
     async def scene(actor: Worker, engines: list[TransformersEngine]):
         running = await begin(engines[0])
-        await MemorySync(actor, engines, drain=True, recompute_kv=False).publish(1)
+        await Publisher(MemoryCarrier(actor, engines), engines, drain=True, recompute_kv=False).publish(1)
         assert running.done()
         assert (await running).versions == (0,) * 110
 
@@ -137,7 +139,7 @@ def test_draining_lets_running_requests_end_with_the_old_weights():
 def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: bool):
     async def scene(actor: Worker, engines: list[TransformersEngine]):
         running = await begin(engines[0])
-        await MemorySync(actor, engines, drain=False, recompute_kv=recompute_kv).publish(1)
+        await Publisher(MemoryCarrier(actor, engines), engines, drain=False, recompute_kv=recompute_kv).publish(1)
         written = await running
         assert set(written.versions) == {0, 1}
         before = written.versions.count(0)
@@ -162,7 +164,7 @@ def test_an_engine_with_other_weights_ends_the_run_at_the_first_sync(
 ):
     async def scene(actor: Worker, engines: list[TransformersEngine]):
         with pytest.raises(RuntimeError, match=rf"version 1 engine 1 holds other weights: {tensor} is float32.* there"):
-            await MemorySync(actor, engines, drain=drain, recompute_kv=True).publish(1)
+            await Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=True).publish(1)
         tasks = [asyncio.create_task(engine.generate(PROMPT, SAMPLED)) for engine in engines]
         await asyncio.sleep(0)
         for engine in engines:
@@ -189,7 +191,7 @@ def test_the_weights_are_exported_before_the_pause(drain: bool, recompute_kv: bo
         for engine in engines:
             assert isinstance(engine, Diary)
             engine.start_diary(events)
-        await MemorySync(actor, engines, drain=drain, recompute_kv=recompute_kv).publish(4)
+        await Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=recompute_kv).publish(4)
 
     play(scene, Diary, trainer=Exporting)
     assert events == ["export", f"pause drain={drain}", "load 4", f"resume recompute_kv={recompute_kv}"]
@@ -203,7 +205,7 @@ def test_an_error_while_exporting_leaves_the_engines_at_work():
 
     async def scene(actor: Worker, engines: list[TransformersEngine]):
         with pytest.raises(OSError, match="the trainer is gone"):
-            await MemorySync(actor, engines, drain=False, recompute_kv=True).publish(1)
+            await Publisher(MemoryCarrier(actor, engines), engines, drain=False, recompute_kv=True).publish(1)
         assert (await engines[0].generate(PROMPT, SAMPLED)).versions == (0,) * 12
 
     play(scene, TransformersEngine, trainer=Broken)
