@@ -99,6 +99,13 @@ class Trainer(Protocol):
         """Divide the gradient by `divisor`, clip, step, clear."""
         ...
 
+    async def park(self) -> None:
+        """Others compute next: leave the device as far as the recipe says (`offload`). The next call comes back.
+
+        An accumulated gradient is kept. Weights are brought to engines and snapshots taken from wherever they are.
+        """
+        ...
+
     async def snapshot(self, *, copy: bool) -> WriteFiles:
         """Weights, optimizer and counts as they are now. Without `copy`, write them before anything trains again."""
         ...

@@ -89,12 +89,28 @@ class PPO:
             shares, estimated = await self._estimate_advantages(batch)
         self._adapt_kl(estimated, len(batch))
         metrics = merge(metrics, estimated.metrics)
+        for learners in self._passes(train_policy):
+            metrics = merge(metrics, await self._epochs(batch, shares, step, learners))
+        return metrics
+
+    def _passes(self, train_policy: bool) -> list[set[str]]:
+        """Who learns while the mini-batches go by: the critic, then the actor.
+
+        Neither reads what the other learns, and models that share devices change places once. An early stop ends both
+        at one mini-batch, so with `target_kl` they go through them together.
+        """
+        if self._algorithm.target_kl is not None and train_policy:
+            return [{"critic", "actor"}]
+        return [{"critic"}, {"actor"}] if train_policy else [{"critic"}]
+
+    async def _epochs(self, batch: Batch, shares: Mapping[int, Share], step: int, learners: set[str]) -> Metrics:
+        metrics: Metrics = {}
         for epoch in range(self._algorithm.ppo_epochs):
             for minibatch in self._minibatches(batch, step, epoch):
                 share = sum((shares[key] for key in minibatch.keys), Share(0.0, 0.0, 0.0))
-                learned = await self._learn(minibatch, share, train_policy)
+                learned = await self._learn(minibatch, share, learners)
                 metrics = merge(metrics, learned)
-                if train_policy and self._moved_too_far(learned):
+                if self._moved_too_far(learned):
                     return merge(metrics, {"actor/stopped_by_target_kl": Sum(1)})
         return metrics
 
@@ -182,17 +198,17 @@ class PPO:
         estimator = self._algorithm.adv_estimator
         return isinstance(estimator, Gae) and estimator.bootstrap_truncated
 
-    async def _learn(self, minibatch: Batch, share: Share, train_policy: bool) -> Metrics:
+    async def _learn(self, minibatch: Batch, share: Share, learners: set[str]) -> Metrics:
         """One optimizer step of each model, critic first. A mini-batch without a token to learn from is passed over."""
         metrics: Metrics = {}
-        if self._critic is not None and share.value > 0:
+        if "critic" in learners and self._critic is not None and share.value > 0:
             if not self._critic_streams:
                 metrics |= await self._gradient("critic", self._critic, minibatch, {})
             metrics |= await self._optim_step("critic", self._critic, share.value)
-        if train_policy and share.policy > 0:
+        if "actor" in learners and share.policy > 0:
             metrics |= await self._gradient("actor", self._actor, minibatch, self._scale(share))
             metrics |= await self._optim_step("actor", self._actor, share.policy)
-        if share.policy == 0:
+        if "actor" in learners and share.policy == 0:
             metrics["advantages/empty_minibatches"] = Sum(1)
         return metrics
 

@@ -11,6 +11,7 @@ from tandem.config.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "bfloat16"]
+Offload = Literal["none", "optimizer", "all"]
 
 
 class Tokenizer(Section):
@@ -86,6 +87,8 @@ class TrainedModel(Section):
     precision: Precision = "bfloat16"  # of the forward and backward pass; weights and optimizer are float32
     attention: Literal["auto", "sdpa", "varlen"] = "auto"  # auto: varlen on a GPU, sdpa on a CPU
     activation_checkpointing: bool = False
+    # What waits in the host's memory while another model computes; the moments also while this one only infers.
+    offload: Offload = "none"
     max_grad_norm: Positive | None = 1.0
     max_skipped_optimizer_steps: Annotated[int, Field(ge=0)] = 3  # steps refused for NaN or Inf before the run ends
     optimizer: AdamW = AdamW()

@@ -34,6 +34,14 @@ def varlen_attention(loaded: Loaded) -> Iterator[str]:
             yield f"{loaded.at(key)} has no float32 kernel, but {loaded.at(precision)}: {way_out}"
 
 
+def offload_from_cpu(loaded: Loaded) -> Iterator[str]:
+    """What lies in the host's memory cannot be moved there."""
+    for model in ("policy", "value"):
+        key = f"{model}.offload"
+        if loaded.values.get(key, "none") != "none" and loaded.config.cluster.device == "cpu":
+            yield f"{loaded.at(key)} moves a model from a GPU, but {loaded.at('cluster.device')}: set {key}=none"
+
+
 def prompt_template(loaded: Loaded) -> Iterator[str]:
     """The prompt holds the question."""
     if "{question}" not in loaded.config.data.prompt_template:
@@ -74,4 +82,12 @@ def never_validates(loaded: Loaded) -> Iterator[str]:
         )
 
 
-MODEL_RULES = (training_law, varlen_attention, prompt_template, answer_in_prompt, validation_split, never_validates)
+MODEL_RULES = (
+    training_law,
+    varlen_attention,
+    offload_from_cpu,
+    prompt_template,
+    answer_in_prompt,
+    validation_split,
+    never_validates,
+)

@@ -6,6 +6,7 @@ from tandem.config import Config
 from tandem.launch.engines import build_engine
 from tandem.launch.planes import build_plane
 from tandem.launch.trainers import build_trainer, names_of
+from tandem.launch.turns import TakesTurns, Turns
 from tandem.roles import DataPlane, Engine, Trainer
 from tandem.train.worker import Worker
 from tandem.weights.memory import MemoryCarrier
@@ -18,7 +19,7 @@ class LocalMachinery:
         self._config = config
         self._plane: DataPlane | None = None
         self._engine: Engine | None = None
-        self._trainers: dict[str, Worker] = {}
+        self.workers: dict[str, Worker] = {}
 
     async def start_plane(self) -> DataPlane:
         """The one that the recipe names."""
@@ -31,24 +32,23 @@ class LocalMachinery:
         return self._engine
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
-        """All that the recipe asks for."""
-        for name in names_of(self._config):
-            await self.start_trainer(name, plane)
-        return dict(self._trainers)
+        """All that the recipe asks for. They share the device, so they take turns."""
+        turns = Turns()
+        return {name: TakesTurns(await self.start_trainer(name, plane), turns) for name in names_of(self._config)}
 
     async def start_trainer(self, name: str, plane: DataPlane) -> Worker:
         """One of them."""
-        self._trainers[name] = build_trainer(name, self._config, plane)
-        return self._trainers[name]
+        self.workers[name] = build_trainer(name, self._config, plane)
+        return self.workers[name]
 
     def carrier(self) -> MemoryCarrier:
         """By reference."""
         assert self._engine is not None, "start_engine comes first"
-        return MemoryCarrier(self._trainers["actor"], [self._engine])
+        return MemoryCarrier(self.workers["actor"], [self._engine])
 
     async def close(self) -> None:
         """Ends threads and processes."""
-        for trainer in self._trainers.values():
+        for trainer in self.workers.values():
             await trainer.close()
         if self._engine is not None:
             await self._engine.close()

@@ -31,6 +31,7 @@ def model_config_of(name: str, config: Config) -> TrainedModel:
 def build_trainer(name: str, config: Config, plane: DataPlane) -> Worker:
     """Load a model and make it a Trainer. Where torch.distributed is set up, all its ranks call this alike."""
     model_config = model_config_of(name, config)
+    check_offload("value" if name == "critic" else "policy", model_config, device_of(config))
     source = {"actor": None, "critic": config.value, "reference": config.reference}[name]
     model = load_causal_lm(
         (source.model_name if source else None) or config.policy.model_name,
@@ -61,6 +62,15 @@ def build_trainer(name: str, config: Config, plane: DataPlane) -> Worker:
         objective=objective,
         clock=time.perf_counter,
     )
+
+
+def check_offload(section: str, config: TrainedModel, device: torch.device) -> None:
+    """Refuse to move a model out of the memory in which it stays."""
+    if config.offload != "none" and device.type == "cpu":
+        raise ValueError(
+            f"{section}.offload={config.offload} moves a model from a GPU to the host's memory, but this run computes "
+            f"on the CPU: set {section}.offload=none, or cluster.device=cuda where there is a GPU"
+        )
 
 
 def support_of(loss: ValueLoss) -> tuple[float, float, int] | None:

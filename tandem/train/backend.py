@@ -109,6 +109,10 @@ class Backend(Protocol):
         """Divide, clip, step, clear. A NaN or Inf since the last step refuses it: only the gradient is cleared."""
         ...
 
+    def park(self) -> None:
+        """Free the device's memory as far as the recipe's `offload` says. Whatever is called next comes back."""
+        ...
+
     def export_weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def snapshot(self, copy: bool) -> WriteFiles:

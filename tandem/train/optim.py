@@ -16,6 +16,7 @@ from tandem.roles import WriteFiles
 from tandem.train.backend import StepReport
 from tandem.train.torch.files import SavedTensors, file_name, held
 from tandem.train.torch.mesh import Mesh
+from tandem.train.torch.offload import HostMemory
 from tandem.train.torch.placement import part_of, region_of, whole_of
 
 MOMENTS, COUNTS = "optimizer", "optimizer.json"
@@ -65,6 +66,7 @@ class Optimizer:
         self._total_steps = total_steps
         self._steps = 0
         self._refusals = 0
+        self._away = HostMemory()  # the moments, while they are not on the device
         decaying = [p for p in self._parts.values() if p.dim() > 1]
         plain = [p for p in self._parts.values() if p.dim() <= 1]
         self._adamw = torch.optim.AdamW(
@@ -87,6 +89,7 @@ class Optimizer:
         """
         if not (math.isfinite(divisor) and divisor >= 0):
             raise ValueError(f"optim_step wants a finite divisor >= 0, got {divisor}")
+        self._away.give_back()
         lr = learning_rate(self._config.scheduler, self._config.optimizer.lr, self._steps, self._total_steps)
         gradients = self._take_gradients()
         norm = self._norm(gradients, finite)
@@ -130,6 +133,10 @@ class Optimizer:
         for parameter in (*self.parameters.values(), *self._parts.values()):
             parameter.grad = None
 
+    def park(self) -> None:
+        """The moments leave the device until the next step."""
+        self._away.take(value for state in self._adamw.state.values() for value in state.values())
+
     def snapshot(self, copy: bool) -> WriteFiles:
         """Moments by parameter name, float32 exact; counts as JSON."""
         mesh = self._mesh
@@ -147,17 +154,20 @@ class Optimizer:
         """Whole, one after the other: all ranks take part."""
         for name, part in self._parts.items():
             for key, value in self._adamw.state.get(part, {}).items():
-                yield f"{name}/{key}", whole_of(value, self.parameters[name]) if value.dim() else value
+                here = self._away.read(value).to(part.device)
+                yield f"{name}/{key}", whole_of(here, self.parameters[name]) if here.dim() else here
 
     def load(self, directory: Path) -> None:
         """Continue where the snapshot stood. The schedule's length and the knobs are this run's own."""
         counts = json.loads((directory / COUNTS).read_text())
         self._steps, self._refusals = counts["steps"], counts["refusals"]
         self.clear()
+        self._away = HostMemory()
         self._adamw.state.clear()
         saved = SavedTensors(directory, MOMENTS)
         for name in saved.names():
             parameter_name, key = name.rsplit("/", 1)
             part = self._parts[parameter_name]
             region = None if key == "step" else region_of(self.parameters[parameter_name])
-            self._adamw.state[part][key] = saved.read(name, region).to(part.device)
+            # a copy: the memory of a file cannot be given back
+            self._adamw.state[part][key] = saved.read(name, region).to(part.device, copy=True)

@@ -134,6 +134,10 @@ class Worker:
             figures["grad_norm"] = Mean(report.grad_norm, 1)
         return self._named(figures) if self._backend.shard.leads else {}
 
+    async def park(self) -> None:
+        """Leave the device as far as the recipe says, until the next call."""
+        await self._run(self._backend.park)
+
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See the backend: tensors may be live, so copy them before the next step."""
         return self._backend.export_weights()

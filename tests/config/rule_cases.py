@@ -339,6 +339,13 @@ CASES = [
         "value.attention = varlen|value.precision = float32",
     ),
     (
+        "offload_from_cpu",
+        PPO,
+        "policy.offload=all cluster.device=cpu",
+        "cluster.device=cuda",
+        "policy.offload = all|cluster.device = cpu|policy.offload=none",
+    ),
+    (
         "prompt_template",
         PPO,
         "data.prompt_template=hello",

@@ -63,7 +63,8 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> Ran:
 
 
 async def _run(config: Config, run_dir: Path, resume: bool) -> Ran:
-    house = await build_house(config, LocalMachinery(config))
+    machinery = LocalMachinery(config)
+    house = await build_house(config, machinery)
     sink = Memory()
     try:
         controller, checkpoints = await build_controller(
@@ -73,7 +74,7 @@ async def _run(config: Config, run_dir: Path, resume: bool) -> Ran:
         if checkpoint:
             await checkpoints.restore(controller, checkpoint)
         await controller.run()
-        weights = {name: fingerprint(model.export_weights()) for name, model in house.models.items()}
+        weights = {name: fingerprint(worker.export_weights()) for name, worker in machinery.workers.items()}
         return Ran(sink.records, weights)
     finally:
         await house.close()

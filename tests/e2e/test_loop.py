@@ -29,7 +29,8 @@ def plain_loop(config: Config, run_dir: Path) -> Ran:
     """PPO without controller, buffer or tickets: generate a step, learn it, publish, repeat."""
 
     async def loop() -> Ran:
-        house = await build_house(config, LocalMachinery(config))
+        machinery = LocalMachinery(config)
+        house = await build_house(config, machinery)
         controller, _ = await build_controller(config, house, run_dir=run_dir, timeline=Timeline(), sinks=[Memory()])
         algorithm, roll_out, sync = controller.algorithm, controller.producer._roll_out, controller._sync
         await sync.publish(0)
@@ -41,7 +42,7 @@ def plain_loop(config: Config, run_dir: Path) -> Ran:
             learned = await algorithm.step(one_chunk(Batch.of(groups)), step=step, train_policy=True)
             kept.write(step, flatten(merge(rollout_metrics(groups), staleness_metrics(groups, step), learned)))
             await sync.publish(step + 1)
-        weights = {name: fingerprint(model.export_weights()) for name, model in house.models.items()}
+        weights = {name: fingerprint(worker.export_weights()) for name, worker in machinery.workers.items()}
         await house.close()
         return Ran(kept.records, weights)
 

@@ -51,7 +51,10 @@ def settings(**changes: object) -> TrainedModel:
 
 
 def actor_backend(
-    model: PreTrainedModel | None = None, config: TrainedModel | None = None, temperature: float = 1.0, steps: int = 10
+    model: PreTrainedModel | None = None,
+    config: TrainedModel | None = None,
+    temperature: float = 1.0,
+    steps: int | None = 10,
 ) -> TorchBackend:
     model = model or llama()
     head = TokenLogprobs(model.get_output_embeddings(), temperature=temperature, chunk_size=32)

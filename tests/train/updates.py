@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tandem.train.torch.backend import TorchBackend
 from tandem.train.torch.placement import whole_of
 from tandem.types import Batch, Metrics, merge
 from tests.train.small_models import SHAPE, actor_backend, batch_of, critic_backend, llama, qwen, rows, settings, worker
+
+STEPS = 3
 
 
 def qwen3() -> Qwen3ForCausalLM:
@@ -38,6 +41,7 @@ class Case:
     budget: int = 64
     parallel: tuple[tuple[str, object], ...] = ()
     changes: tuple[tuple[str, object], ...] = ()
+    parks: bool = False  # after every call
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,22 @@ async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
     await plane.put(batch.keys, rows(list(case.lengths)))
     objective = PolicyObjective(PolicyLoss()) if case.kind == "actor" else ValueObjective(MseValueLoss())
     model = worker(backend, plane, objective, case.budget, case.kind)
+
+    async def call(what: Awaitable[Metrics]) -> Metrics:
+        metrics = await what
+        if case.parks:
+            await model.park()
+        return metrics
+
     if load is not None:
         await model.load(load)
-    metrics = await model.infer(batch, "first")
+    metrics = await call(model.infer(batch, "first"))
     await model.forward_backward(batch, {})
     gradient = whole_gradient(backend)
-    learned = await model.forward_backward(batch, {})
-    metrics = merge(metrics, learned, await model.optim_step(90.0))
-    await model.infer(batch, "second")
+    for _ in range(STEPS):
+        metrics = merge(metrics, await call(model.forward_backward(batch, {})))
+        metrics = merge(metrics, await call(model.optim_step(90.0)))
+    await call(model.infer(batch, "second"))
     if save is not None:
         (await model.snapshot(copy=True))(save)
     weights = {name: tensor.clone() for name, tensor in model.export_weights()}

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tandem.config.models import TrainedModel
+from tandem.config.models import Offload, TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
 from tandem.train.flops import Machine, peak_tflops, shape_of
@@ -22,6 +22,7 @@ from tandem.train.sharding import Shard
 from tandem.train.torch.attention import Kernel, Layout, lay_out, use_packed_attention
 from tandem.train.torch.files import SavedTensors, file_name, held
 from tandem.train.torch.mesh import Mesh, build_mesh
+from tandem.train.torch.offload import HostMemory
 from tandem.train.torch.parallel import lay_on_mesh, release
 from tandem.train.torch.placement import gathered, part_of, region_of, whole_of
 from tandem.types import Metrics, merge
@@ -73,7 +74,12 @@ def build_torch_backend(
     if total_optimizer_steps is not None:  # before any forward pass: FSDP then shows gathered weights in their place
         optimizer = Optimizer(parameters, config, total_optimizer_steps, mesh)
     machine = Machine(shape, peak_tflops(device, dtype))
-    return TorchBackend(whole, parameters, optimizer, mesh=mesh, kernel=kernel, dtype=dtype, machine=machine)
+    backend = TorchBackend(
+        whole, parameters, optimizer, mesh=mesh, kernel=kernel, dtype=dtype, machine=machine, offload=config.offload
+    )
+    if config.offload == "all":
+        backend.park()  # room for the model that is built next
+    return backend
 
 
 def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
@@ -141,6 +147,7 @@ class TorchBackend:
         kernel: Kernel,
         dtype: torch.dtype,
         machine: Machine,
+        offload: Offload,
     ) -> None:
         self.machine = machine
         self._model = model
@@ -151,6 +158,8 @@ class TorchBackend:
         self._dtype = dtype
         self._device = next(iter(parameters.values())).device
         self._finite = True
+        self._offload = offload
+        self._away = HostMemory()  # weights and gradient; the optimizer has its own
 
     @property
     def head(self) -> TokenLogprobs | ValueHead:
@@ -164,6 +173,9 @@ class TorchBackend:
 
     def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
         """One pack at a time, without a graph."""
+        self._away.give_back()
+        if self._offload != "none":
+            self._park_optimizer()
         for pack in packs:
             with torch.no_grad():
                 output = self._forward(pack.to(self._device))
@@ -172,6 +184,7 @@ class TorchBackend:
 
     def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:
         """One pack at a time: its graph is gone before the next begins. A loss that is not finite spoils the step."""
+        self._away.give_back()
         parts = []
         for pack in packs:
             there = pack.to(self._device)
@@ -191,9 +204,23 @@ class TorchBackend:
         """Divide, clip, step, clear; see Optimizer.step."""
         if self._optimizer is None:
             raise RuntimeError("this model is frozen: it was built without total_optimizer_steps")
+        self._away.give_back()
         report = self._optimizer.step(divisor, finite=self._finite)
         self._finite = True
         return report
+
+    def park(self) -> None:
+        """The optimizer's moments, and with `all` weights and gradient too."""
+        if self._offload != "none":
+            self._park_optimizer()
+        if self._offload == "all":
+            release(self._model)
+            gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+            self._away.take(part_of(tensor) for tensor in (*self.parameters.values(), *gradients))
+
+    def _park_optimizer(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.park()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """In the precision of the forward pass, one whole tensor at a time: all ranks take part.
@@ -205,7 +232,7 @@ class TorchBackend:
 
     def _whole(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.parameters.items():
-            yield name, whole_of(part_of(parameter), parameter)
+            yield name, whole_of(self._away.read(part_of(parameter)).to(self._device), parameter)
 
     def snapshot(self, copy: bool) -> WriteFiles:
         """float32 weights by Hugging Face name, and the optimizer; see `files`."""
@@ -230,6 +257,7 @@ class TorchBackend:
 
     def load_weights(self, directory: Path) -> None:
         """Another architecture is a ValueError that names the first tensor that differs."""
+        self._away.give_back()
         saved = SavedTensors(directory, WEIGHTS)
         different = first_mismatch(self.parameters, saved.shapes())
         if different:
