@@ -103,6 +103,15 @@ TABLE = (
     ),
     *(
         Needs(
+            tuple(f"{model}.sequence_packing.{name}" for name in ("train_mb_tokens", "logprob_mb_tokens", "algorithm")),
+            f"{model}.sequence_packing.enabled",
+            _on,
+            f"set {model}.sequence_packing.enabled=true",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
+        Needs(
             (f"{model}.parallel.sequence_parallel",),
             f"{model}.parallel.tensor_parallel_size",
             lambda size: size != 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,6 +13,11 @@ from tandem.config.section import Section
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "bfloat16"]
 Offload = Literal["none", "optimizer", "all"]
+# Tokens of a pack are a multiple of this. Measured (AMD EPYC, Intel Xeon): float32 products of MKL give a row the same
+# bits at every row count that is a multiple of 16, with any number of threads; at other counts they differ. So
+# log-probs do not depend on what a sample is packed with. Gradients of weights sum over tokens: on Intel they are free
+# of threads only with MKL_CBWR=AUTO,STRICT in the environment before the first product (which costs no time).
+ALIGNMENT = 16
 
 
 class Tokenizer(Section):
@@ -41,13 +47,23 @@ class Schedule(Section):
 
 
 class SequencePacking(Section):
-    """Micro-batches by token budget: rows are packed end to end, without padding, up to this many tokens."""
+    """Micro-batches by token budget: rows are packed end to end, without padding, up to this many tokens.
 
+    Without it a micro-batch is one sample.
+    """
+
+    enabled: bool = True
     train_mb_tokens: Count = 8192
     logprob_mb_tokens: Count | None = None  # None: train_mb_tokens
     algorithm: Literal["first_fit_decreasing", "modified_first_fit_decreasing", "concatenative"] = (
         "first_fit_decreasing"
     )
+    make_sequence_length_divisible_by: Count = 1  # a micro-batch is filled up to a multiple of it, and of ALIGNMENT
+
+    @property
+    def multiple(self) -> int:
+        """What the tokens of a micro-batch are a multiple of, its tail included."""
+        return math.lcm(ALIGNMENT, self.make_sequence_length_divisible_by)
 
 
 class Parallel(Section):
@@ -59,6 +75,11 @@ class Parallel(Section):
     tensor_parallel_size: Count = 1
     sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
     data_parallel: Literal["replicate", "shard"] = "shard"
+
+    @property
+    def token_parts(self) -> int:
+        """How many ranks cut the tokens of one micro-batch between them."""
+        return self.tensor_parallel_size if self.sequence_parallel else 1
 
 
 class TransformersEngine(Section):

@@ -42,6 +42,19 @@ def offload_from_cpu(loaded: Loaded) -> Iterator[str]:
             yield f"{loaded.at(key)} moves a model from a GPU, but {loaded.at('cluster.device')}: set {key}=none"
 
 
+def token_parts(loaded: Loaded) -> Iterator[str]:
+    """Ranks that cut the tokens of a micro-batch get as many each."""
+    for model, section in (("policy", loaded.config.policy), ("value", loaded.config.value)):
+        if section is None or section.sequence_packing.multiple % section.parallel.token_parts == 0:
+            continue
+        parts, key = section.parallel.token_parts, f"{model}.sequence_packing.make_sequence_length_divisible_by"
+        yield (
+            f"{loaded.at(key)} makes micro-batches of a multiple of {section.sequence_packing.multiple} tokens, but "
+            f"{loaded.at(f'{model}.parallel.tensor_parallel_size')} with "
+            f"{loaded.at(f'{model}.parallel.sequence_parallel')} cuts them into {parts} parts: set {key}={parts}"
+        )
+
+
 def prompt_template(loaded: Loaded) -> Iterator[str]:
     """The prompt holds the question."""
     if "{question}" not in loaded.config.data.prompt_template:
@@ -86,6 +99,7 @@ MODEL_RULES = (
     training_law,
     varlen_attention,
     offload_from_cpu,
+    token_parts,
     prompt_template,
     answer_in_prompt,
     validation_split,

@@ -39,7 +39,7 @@ def micro_batches(loaded: Loaded) -> Iterator[str]:
         for name in ("train_mb_tokens", "logprob_mb_tokens"):
             key = f"{model}.sequence_packing.{name}"
             budget = loaded.values.get(key)
-            if budget is not None and budget < length:
+            if budget is not None and budget < length and loaded.values[f"{model}.sequence_packing.enabled"]:
                 longest = loaded.at("policy.max_total_sequence_length")
                 way_out = f"set {key}={length} or more, or allow shorter samples"
                 yield f"{loaded.at(key)} does not hold the longest sample, {longest}: {way_out}"

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Pack:
     """One micro-batch: whole rows end to end, and a dummy tail that is a sequence of its own.
 
-    The tail fills the tokens up to a multiple of `packs.ALIGNMENT`; its mask is False and its columns are 0. `sample_P`
-    numbers the sequences of the pack (the tail too); `cu_seqlens` holds their borders, tail included, as plain ints.
+    The tail fills the tokens up to a multiple of `SequencePacking.multiple`; its mask is False and its columns are 0.
+    `sample_P` numbers the sequences of the pack (the tail too); `cu_seqlens` holds their borders, tail included, as
+    plain ints.
     """
 
     rows: tuple[int, ...]  # the places of these samples in the batch

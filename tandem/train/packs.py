@@ -7,27 +7,30 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tandem.config.models import ALIGNMENT
 from tandem.train.backend import Pack
 from tandem.types import Batch
 
-# Tokens of a pack are a multiple of this. Measured (AMD EPYC, Intel Xeon): float32 products of MKL give a row the same
-# bits at every row count that is a multiple of 16, with any number of threads; at other counts they differ. So
-# log-probs do not depend on what a sample is packed with. Gradients of weights sum over tokens: on Intel they are free
-# of threads only with MKL_CBWR=AUTO,STRICT in the environment before the first product (which costs no time).
-ALIGNMENT = 16
 # A dummy has no row to take a column's type from; all others are float32.
 DTYPES = {"tokens": torch.int64, "mask": torch.bool}
 
 
-def pack_batch(batch: Batch, columns: Mapping[str, Sequence[Tensor]], bins: Sequence[Sequence[int]]) -> list[Pack]:
+def pack_batch(
+    batch: Batch,
+    columns: Mapping[str, Sequence[Tensor]],
+    bins: Sequence[Sequence[int]],
+    multiple: int = ALIGNMENT,
+) -> list[Pack]:
     """One pack for each bin of the batch's rows. An empty bin is a dummy: nothing but a tail."""
-    return [pack_rows(batch, columns, rows) for rows in bins]
+    return [pack_rows(batch, columns, rows, multiple) for rows in bins]
 
 
-def pack_rows(batch: Batch, columns: Mapping[str, Sequence[Tensor]], rows: Sequence[int]) -> Pack:
-    """One pack of these rows of the batch, in this order."""
+def pack_rows(
+    batch: Batch, columns: Mapping[str, Sequence[Tensor]], rows: Sequence[int], multiple: int = ALIGNMENT
+) -> Pack:
+    """One pack of these rows of the batch, in this order, filled up to a `multiple` of tokens."""
     lengths = tuple(batch.lengths[row] for row in rows)
-    tail = -sum(lengths) % ALIGNMENT if rows else ALIGNMENT
+    tail = -sum(lengths) % multiple if rows else multiple
     sequences = [*lengths, tail] if tail else [*lengths]
     packed = {name: _lay(batch, name, column, rows, tail) for name, column in columns.items()}
     positions_P = torch.cat([torch.arange(length) for length in sequences])

@@ -62,4 +62,6 @@ def plan_shares(lengths: Sequence[int], packing: SequencePacking, budget: int, s
 
 
 def _bins(lengths: Sequence[int], packing: SequencePacking, budget: int, least: int) -> Plan:
+    if not packing.enabled:
+        return [[row] for row in range(len(lengths))]
     return plan_bins(lengths, max(budget, *lengths, 0), packing.algorithm, min_bin_count=least)

@@ -88,7 +88,7 @@ class Worker:
         shares = await self._run(plan_shares, batch.lengths, self._packing, budget, shard.count)
         own = batch.pick(shares[shard.index].rows)
         columns = await self._plane.get(own.keys, names)
-        packs = await self._run(pack_batch, own, columns, shares[shard.index].bins)
+        packs = await self._run(pack_batch, own, columns, shares[shard.index].bins, self._packing.multiple)
         return own, packs, bytes_read(columns)
 
     async def forward_backward(self, batch: Batch, scale: Mapping[str, float]) -> Metrics:

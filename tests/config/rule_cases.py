@@ -346,6 +346,13 @@ CASES = [
         "policy.offload = all|cluster.device = cpu|policy.offload=none",
     ),
     (
+        "token_parts",
+        PPO,
+        "value.parallel={tensor_parallel_size:3,sequence_parallel:true}",
+        "value.sequence_packing.make_sequence_length_divisible_by=3",
+        "tensor_parallel_size = 3|sequence_parallel = true|make_sequence_length_divisible_by = 1|divisible_by=3",
+    ),
+    (
         "prompt_template",
         PPO,
         "data.prompt_template=hello",

@@ -76,6 +76,16 @@ CASES = [
     ("value.scheduler.min_lr_ratio=0.1", [], ["value.scheduler.name=linear"], "value.scheduler.name = constant"),
     *(
         (
+            f"{model}.sequence_packing.{change}",
+            [f"{model}.sequence_packing.enabled=false"],
+            [f"{model}.sequence_packing.enabled=true"],
+            f"{model}.sequence_packing.enabled = false",
+        )
+        for model in ("policy", "value")
+        for change in ("train_mb_tokens=4096", "logprob_mb_tokens=4096", "algorithm=concatenative")
+    ),
+    *(
+        (
             f"{model}.parallel.sequence_parallel=true",
             [],
             [f"{model}.parallel.tensor_parallel_size=2"],

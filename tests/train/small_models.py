@@ -73,10 +73,15 @@ def critic_backend(
 
 
 def worker(
-    backend: TorchBackend, plane: MemoryPlane, objective: Objective | None, budget: int = 256, name: str = "actor"
+    backend: TorchBackend,
+    plane: MemoryPlane,
+    objective: Objective | None,
+    budget: int = 256,
+    name: str = "actor",
+    **options: object,
 ) -> Worker:
-    """Its clock ticks a second at each look."""
-    packing, clock = SequencePacking(train_mb_tokens=budget), itertools.count().__next__
+    """Its clock ticks a second at each look. `options` are of the packing."""
+    packing, clock = SequencePacking(train_mb_tokens=budget, **options), itertools.count().__next__
     return Worker(name, backend, plane=plane, packing=packing, objective=objective, clock=clock)
 
 

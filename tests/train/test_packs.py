@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tandem.config.models import SequencePacking
 from tandem.train.packs import ALIGNMENT, pack_rows, unpack_column
 from tests.train.small_models import batch_of, lengths_of, packs_of, rows
 
@@ -35,6 +36,15 @@ def test_a_sample_longer_than_the_budget_gets_a_pack_of_its_own():
     lengths = [50, 10, 10]
     packs = packs_of(lengths, rows(lengths), 32)
     assert sorted(sorted(pack.rows) for pack in packs) == [[0], [1, 2]]
+
+
+def test_packs_are_filled_up_to_what_the_recipe_asks_and_to_the_alignment():
+    lengths = [9, 12]
+    packing = SequencePacking(make_sequence_length_divisible_by=24)
+    pack = pack_rows(batch_of(lengths), rows(lengths), [1, 0], packing.multiple)
+    assert packing.multiple == len(pack.tokens_P) == 48
+    assert len(pack_rows(batch_of(lengths), rows(lengths), [], packing.multiple).tokens_P) == 48
+    assert SequencePacking(make_sequence_length_divisible_by=8).multiple == ALIGNMENT
 
 
 def test_a_mask_that_holds_the_first_token_is_refused_with_its_sample():

@@ -31,6 +31,15 @@ def test_shares_are_even_in_tokens():
     assert max(totals) - min(totals) < 0.02 * sum(lengths) / 8
 
 
+def test_without_packing_a_micro_batch_is_one_sample():
+    lengths = lengths_of(7)
+    shares = plan_shares(lengths, SequencePacking(enabled=False), 10_000, 2)
+    assert sorted(row for share in shares for row in share.rows) == list(range(7))
+    assert sorted(len(share.rows) for share in shares) == [3, 4]
+    for share in shares:
+        assert share.bins == [[row] for row in range(len(share.rows))] + [[]] * (4 - len(share.rows))
+
+
 def test_one_shard_is_the_plain_plan_in_the_order_of_the_batch():
     lengths = lengths_of(40)
     (share,) = plan_shares(lengths, PACKING, 100, 1)

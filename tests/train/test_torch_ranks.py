@@ -7,21 +7,20 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2Model
 
-from tandem.config.models import Parallel
 from tandem.train.backend import Output, Pack
 from tandem.train.torch.files import SavedTensors
-from tandem.train.torch.mesh import build_mesh
 from tandem.train.torch.parallel import check_divisible
 from tandem.types import Metrics
 from tests.train.ranks import on_ranks
-from tests.train.small_models import CPU, packs_of, rows
-from tests.train.updates import MODELS, Case, Seen, backend_of, join, update
+from tests.train.small_models import packs_of, rows
+from tests.train.updates import MODELS, Case, Seen, backend_of, join, update, updates
 
 TOLERANCE = 1e-5
 SHARD = (("data_parallel", "shard"),)
 REPLICATE = (("data_parallel", "replicate"),)
 TENSOR = (("tensor_parallel_size", 2),)
 SEQUENCE = (*TENSOR, ("sequence_parallel", True))
+UNPACKED = (("enabled", False),)
 CASES = {
     "shard": Case(parallel=SHARD),
     "shard-critic": Case("critic", parallel=SHARD),
@@ -29,7 +28,9 @@ CASES = {
     "shard-one-sample": Case(lengths=(23,), parallel=SHARD),
     "replicate": Case(parallel=REPLICATE),
     "replicate-critic": Case("critic", parallel=REPLICATE),
-    "replicate-unpacked": Case(budget=1, parallel=REPLICATE),
+    "shard-unpacked": Case(packing=UNPACKED, parallel=SHARD),
+    "replicate-unpacked-critic": Case("critic", packing=UNPACKED, parallel=REPLICATE),
+    "tensor-unpacked": Case(packing=UNPACKED, parallel=TENSOR),
     "tensor": Case(parallel=TENSOR),
     "tensor-critic": Case("critic", parallel=TENSOR),
     "tensor-qwen2-untied": Case(model="qwen2", parallel=TENSOR),
@@ -70,15 +71,38 @@ def assert_equal(found: Seen, wanted: Seen) -> None:
             assert found.metrics[name].value == pytest.approx(metric.value, rel=near, abs=1e-7), name
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_two_ranks_are_one_process(case, tmp_path):
-    assert_equal(join(on_ranks(2, update, case, folder=tmp_path)), update(alone(case)))
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory) -> dict[str, Seen]:
+    return together(2, CASES, tmp_path_factory.mktemp("two"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ON_FOUR.values(), ids=ON_FOUR.keys())
-def test_four_ranks_are_one_process(case, tmp_path):
-    assert_equal(join(on_ranks(4, update, case, folder=tmp_path)), update(alone(case)))
+@pytest.fixture(scope="module")
+def on_four(tmp_path_factory) -> dict[str, Seen]:
+    return together(4, ON_FOUR, tmp_path_factory.mktemp("four"))
+
+
+def together(ranks: int, cases: dict[str, Case], folder: Path) -> dict[str, Seen]:
+    """All cases, one after the other on the same ranks: starting them takes longer than an update."""
+    seen = on_ranks(ranks, updates, cases, folder=folder, timeout_s=240)
+    return {name: join([parts[name] for parts in seen]) for name in cases}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_are_one_process(name, on_two):
+    assert_equal(on_two[name], update(alone(CASES[name])))
+
+
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+@pytest.mark.parametrize(
+    "packing", [UNPACKED, (("make_sequence_length_divisible_by", 56),)], ids=["unpacked", "filled"]
+)
+def test_packing_changes_nothing(kind, packing):
+    assert_equal(update(Case(kind, packing=packing)), update(Case(kind)))
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_four_ranks_are_one_process(name, on_four):
+    assert_equal(on_four[name], update(alone(ON_FOUR[name])))
 
 
 def pass_on(case: Case, source: Path, target: Path) -> None:
@@ -177,5 +201,3 @@ def test_sizes_that_cannot_be_cut_are_refused():
         check_divisible(backbone, 4)
     with pytest.raises(ValueError, match="knows the layers of llama, qwen2, qwen3; this model is gpt2"):
         check_divisible(GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=8)), 2)
-    with pytest.raises(ValueError, match=r"sequence_parallel cuts packs, multiples of 16 tokens, into .*=3 parts"):
-        build_mesh(Parallel(tensor_parallel_size=3, sequence_parallel=True), CPU)

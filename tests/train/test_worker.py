@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem.config.algorithm import MseValueLoss, PolicyLoss
+from tandem.config.models import SequencePacking
 from tandem.plane.memory import MemoryPlane
 from tandem.train.objectives import PolicyObjective, ValueObjective
 from tandem.types import Max, Mean, Min, Sum, merge
@@ -71,6 +72,22 @@ def test_metrics_of_chunks_merge_to_those_of_the_whole():
     whole, cut = asyncio.run(run([range(6)])), asyncio.run(run([[0, 1], [2], [3, 4, 5]]))
     for name in set(whole) - {"actor/pad_fraction", "actor/tflops"}:
         assert cut[name].value == pytest.approx(whole[name].value, rel=1e-5, abs=1e-7)
+
+
+def test_the_padding_of_one_batch_does_not_reach_the_next():
+    async def pad_fractions(parts, **packing):
+        plane = await plane_with(rows(LENGTHS))
+        actor = worker(actor_backend(), plane, PolicyObjective(PolicyLoss()), **packing)
+        found = [(await actor.forward_backward(BATCH.pick(part), {}))["actor/pad_fraction"] for part in parts]
+        await actor.close()
+        return found
+
+    short = [0]
+    for packing in ({}, {"enabled": False}, {"make_sequence_length_divisible_by": 48}):
+        _, after = asyncio.run(pad_fractions([range(6), short], **packing))
+        multiple = SequencePacking(**packing).multiple
+        slots = -(-LENGTHS[0] // multiple) * multiple
+        assert after == Mean(slots - LENGTHS[0], slots), packing
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

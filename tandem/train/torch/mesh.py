@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from tandem.config.models import Parallel
-from tandem.train.packs import ALIGNMENT
 from tandem.train.sharding import Shard
 from tandem.train.torch.placement import pieces
 
@@ -84,11 +83,6 @@ class Mesh:
 def build_mesh(parallel: Parallel, device: torch.device) -> Mesh:
     """All ranks of torch.distributed where it is set up, tensor-parallel ranks next to each other; or one process."""
     ranks, tensor = dist.get_world_size() if dist.is_initialized() else 1, parallel.tensor_parallel_size
-    if parallel.sequence_parallel and ALIGNMENT % tensor:
-        raise ValueError(
-            f"parallel.sequence_parallel cuts packs, multiples of {ALIGNMENT} tokens, into "
-            f"parallel.tensor_parallel_size={tensor} parts: set a power of two up to {ALIGNMENT}"
-        )
     if ranks % tensor:
         raise ValueError(
             f"parallel.tensor_parallel_size={tensor} does not divide the number of ranks, {ranks}: set it to 1, or "
