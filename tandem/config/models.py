@@ -67,19 +67,21 @@ class SequencePacking(Section):
 
 
 class Parallel(Section):
-    """How a model lies on the ranks that train it: `tensor_parallel_size` share each layer, the rest share the samples.
+    """How a model lies on the ranks that train it: `tensor_parallel_size` share each layer, `context_parallel_size` of
+    these share each micro-batch, the rest share the samples.
 
     `replicate` keeps the weights on every rank that has samples of its own; `shard` cuts them too (FSDP2).
     """
 
     tensor_parallel_size: Count = 1
+    context_parallel_size: Count = 1
     sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
     data_parallel: Literal["replicate", "shard"] = "shard"
 
     @property
     def token_parts(self) -> int:
         """How many ranks cut the tokens of one micro-batch between them."""
-        return self.tensor_parallel_size if self.sequence_parallel else 1
+        return self.context_parallel_size * (self.tensor_parallel_size if self.sequence_parallel else 1)
 
 
 class TransformersEngine(Section):

@@ -48,10 +48,11 @@ def token_parts(loaded: Loaded) -> Iterator[str]:
         if section is None or section.sequence_packing.multiple % section.parallel.token_parts == 0:
             continue
         parts, key = section.parallel.token_parts, f"{model}.sequence_packing.make_sequence_length_divisible_by"
+        names = ("context_parallel_size", "tensor_parallel_size", "sequence_parallel")
+        cut = ", ".join(loaded.at(f"{model}.parallel.{name}") for name in names)
         yield (
-            f"{loaded.at(key)} makes micro-batches of a multiple of {section.sequence_packing.multiple} tokens, but "
-            f"{loaded.at(f'{model}.parallel.tensor_parallel_size')} with "
-            f"{loaded.at(f'{model}.parallel.sequence_parallel')} cuts them into {parts} parts: set {key}={parts}"
+            f"{loaded.at(key)} makes micro-batches of a multiple of {section.sequence_packing.multiple} tokens, which "
+            f"{cut} cut into {parts} parts: set {key}={parts}"
         )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
 
 from tandem.algorithms.value_loss import HlGauss, hl_gauss_value
 from tandem.train.backend import Output, Pack
 from tandem.train.logprobs import VocabularyPart, token_logprobs
 from tandem.train.packs import ALIGNMENT
+from tandem.train.torch.context import Context
 from tandem.train.torch.placement import region_of
 
 
@@ -26,19 +28,31 @@ class TokenLogprobs(nn.Module):
         self._temperature = temperature
         self._chunk_size = -(-chunk_size // ALIGNMENT) * ALIGNMENT
 
-    def forward(self, hidden_PH: Tensor, pack: Pack) -> Output:
-        """Token t is predicted from t - 1. Rows are filled up to ALIGNMENT with the first one."""
-        wanted = pack.mask_P.nonzero().squeeze(1)
+    def forward(self, hidden_PH: Tensor, pack: Pack, context: Context | None = None) -> Output:
+        """Token t is predicted from t - 1. Rows are filled up to ALIGNMENT with the first one.
+
+        Ranks that share a pack give the hidden states of their slices: each predicts the tokens that follow its own.
+        """
+        logprobs_P, entropy_P = self._predict(hidden_PH, pack, context)
+        if context is not None:
+            logprobs_P, entropy_P = context.total(logprobs_P), context.total(entropy_P)
+        return Output(column_P=logprobs_P, entropy_P=entropy_P)
+
+    def _predict(self, hidden_PH: Tensor, pack: Pack, context: Context | None) -> tuple[Tensor, Tensor]:
+        wanted, start = pack.mask_P.nonzero().squeeze(1), 0
+        if context is not None:
+            part = context.part(len(pack.tokens_P))
+            wanted, start = wanted[(wanted > part.start) & (wanted <= part.stop)], part.start
         weight_VH, vocabulary = local_vocabulary(self.lm_head.weight)
         if not len(wanted):  # keep the graph whole: every gradient exists, and is 0
-            nothing_P = hidden_PH[:, 0].float() * 0 + weight_VH[0, 0] * 0
-            return Output(column_P=nothing_P, entropy_P=nothing_P)
+            nothing_P = torch.zeros_like(pack.tokens_P, dtype=torch.float32) + hidden_PH[0, 0] * 0 + weight_VH[0, 0] * 0
+            return nothing_P, nothing_P
         rows = torch.cat([wanted, wanted[:1].expand(-len(wanted) % ALIGNMENT)])
         device = hidden_PH.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         with torch.autocast(device, enabled=False):
             logprobs_R, entropy_R = token_logprobs(
-                hidden_PH[rows - 1],
+                hidden_PH[rows - 1 - start],
                 weight_VH,
                 pack.tokens_P[rows],
                 temperature=self._temperature,
@@ -46,7 +60,7 @@ class TokenLogprobs(nn.Module):
                 dtype=dtype,
                 vocabulary=vocabulary,
             )
-        return Output(column_P=self._spread(logprobs_R, wanted, pack), entropy_P=self._spread(entropy_R, wanted, pack))
+        return self._spread(logprobs_R, wanted, pack), self._spread(entropy_R, wanted, pack)
 
     def _spread(self, x_R: Tensor, wanted: Tensor, pack: Pack) -> Tensor:
         return x_R.new_zeros(pack.tokens_P.shape).index_put((wanted,), x_R[: len(wanted)])
@@ -72,10 +86,16 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.weight)
         self._histogram = None if support is None else HlGauss(*support)
 
-    def forward(self, hidden_PH: Tensor, pack: Pack) -> Output:
-        """Always in float32: values are compared with returns. At t stands the state before token t."""
+    def forward(self, hidden_PH: Tensor, pack: Pack, context: Context | None = None) -> Output:
+        """Always in float32: values are compared with returns. At t stands the state before token t.
+
+        Ranks that share a pack give the hidden states of their slices.
+        """
         with torch.autocast(hidden_PH.device.type, enabled=False):
             after_PB = self.linear(hidden_PH.float())
+        if context is not None:
+            part = context.part(len(pack.tokens_P))
+            after_PB = context.total(pad(after_PB, (0, 0, part.start, len(pack.tokens_P) - part.stop)))
         # A sum, not a view: FSDP hooks what a module returns, and warns of views.
         after_P = after_PB.sum(1) if self._histogram is None else hl_gauss_value(after_PB, self._histogram)
         column_P = torch.where(pack.positions_P > 0, after_P.roll(1), 0.0)

@@ -353,6 +353,13 @@ CASES = [
         "tensor_parallel_size = 3|sequence_parallel = true|make_sequence_length_divisible_by = 1|divisible_by=3",
     ),
     (
+        "token_parts",
+        PPO,
+        "policy.parallel={tensor_parallel_size:4,sequence_parallel:true,context_parallel_size:8}",
+        "policy.sequence_packing.make_sequence_length_divisible_by=32",
+        "context_parallel_size = 8|tensor_parallel_size = 4|make_sequence_length_divisible_by = 1|divisible_by=32",
+    ),
+    (
         "prompt_template",
         PPO,
         "data.prompt_template=hello",

@@ -20,11 +20,13 @@ SHARD = (("data_parallel", "shard"),)
 REPLICATE = (("data_parallel", "replicate"),)
 TENSOR = (("tensor_parallel_size", 2),)
 SEQUENCE = (*TENSOR, ("sequence_parallel", True))
+CHECKPOINTED = (("activation_checkpointing", True),)
+CONTEXT = (("context_parallel_size", 2),)
 UNPACKED = (("enabled", False),)
 CASES = {
     "shard": Case(parallel=SHARD),
     "shard-critic": Case("critic", parallel=SHARD),
-    "shard-untied-checkpointed": Case(model="untied", parallel=SHARD, changes=(("activation_checkpointing", True),)),
+    "shard-untied-checkpointed": Case(model="untied", parallel=SHARD, changes=CHECKPOINTED),
     "shard-one-sample": Case(lengths=(23,), parallel=SHARD),
     "replicate": Case(parallel=REPLICATE),
     "replicate-critic": Case("critic", parallel=REPLICATE),
@@ -35,6 +37,12 @@ CASES = {
     "tensor-critic": Case("critic", parallel=TENSOR),
     "tensor-qwen2-untied": Case(model="qwen2", parallel=TENSOR),
     "tensor-qwen3": Case(model="qwen3", parallel=(*TENSOR, *REPLICATE)),
+    "context": Case(parallel=CONTEXT),
+    "context-critic": Case("critic", parallel=CONTEXT),
+    "context-replicate-checkpointed": Case(parallel=(*CONTEXT, *REPLICATE), changes=CHECKPOINTED),
+    "context-one-short-sample": Case(lengths=(9,), model="qwen2", parallel=CONTEXT),
+    "context-unpacked": Case(packing=UNPACKED, parallel=CONTEXT),
+    "context-window": Case(model="window", parallel=CONTEXT),
     "sequence": Case(parallel=SEQUENCE),
     "sequence-critic": Case("critic", parallel=SEQUENCE),
     "sequence-qwen3": Case(model="qwen3", parallel=SEQUENCE),
@@ -44,6 +52,10 @@ ON_FOUR = {
     "tensor-x-shard-critic": Case("critic", parallel=TENSOR),
     "tensor-x-replicate": Case(parallel=(*TENSOR, *REPLICATE)),
     "sequence-x-shard-qwen3": Case(model="qwen3", parallel=SEQUENCE),
+    "context-x-shard-critic": Case("critic", parallel=CONTEXT, lengths=(30, 12, 9)),
+    "tensor-x-context": Case(parallel=(*TENSOR, *CONTEXT)),
+    "sequence-x-context-replicate-qwen3": Case(model="qwen3", parallel=(*SEQUENCE, *CONTEXT, *REPLICATE)),
+    "context-of-four": Case(parallel=(("context_parallel_size", 4),)),
     "shard-of-four": Case(parallel=SHARD, lengths=(30, 12, 9)),
 }
 

@@ -40,7 +40,12 @@ def qwen2() -> PreTrainedModel:
     return model
 
 
-MODELS = {"llama": llama, "untied": lambda: llama(tied=False), "qwen2": qwen2, "qwen3": qwen3}
+def window() -> PreTrainedModel:
+    """A token sees seven back."""
+    return qwen(use_sliding_window=True, sliding_window=7, max_window_layers=0)
+
+
+MODELS = {"llama": llama, "untied": lambda: llama(tied=False), "qwen2": qwen2, "qwen3": qwen3, "window": window}
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from tandem.train.backend import Pack
+from tandem.train.torch.context import Context
 
 NAME = "tandem_packed"
 Kernel = Literal["sdpa", "varlen"]
@@ -40,13 +41,22 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the sequences of one pack lie, in the form that its kernel reads."""
+    """How the sequences of one pack lie, in the form that its kernel reads.
 
-    cu_seqlens: Tensor  # int32, for varlen
-    max_length: int
+    `part` are the tokens whose queries are here: all, but where ranks share the pack. `keys` are those that they see:
+    of a sequence the last query sees all that are there, each one before it one less.
+    """
+
+    cu_queries: Tensor  # int32, for varlen, as the next four
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+    keys: slice
     buckets: tuple[Bucket, ...]  # for sdpa
     slot_P: Tensor  # the slot of each packed token in the concatenated buckets
     kernel: Kernel
+    part: slice
+    context: Context | None
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -55,7 +65,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     model.set_attn_implementation(NAME)
 
 
-def lay_out(pack: Pack, device: torch.device, kernel: Kernel) -> Layout:
+def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context | None = None) -> Layout:
     """The layout of one pack.
 
     For sdpa, sequences are grouped by their length rounded up to LENGTH_STEP. Measured on CPU: the bits of a row depend
@@ -76,9 +86,19 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel) -> Layout:
         slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
         buckets.append(Bucket(len(members), length, source.minimum(ends[members, None] - 1).flatten().to(device)))
         offset += inside.numel()
+    part = slice(0, borders[-1]) if context is None else context.part(borders[-1])
+    seen = [(a, max(a, part.start), min(b, part.stop)) for a, b in itertools.pairwise(borders)]
+    seen = [(first, start, stop) for first, start, stop in seen if start < stop]
+    queries, keys = [stop - start for _, start, stop in seen], [stop - first for first, _, stop in seen]
+    cu_queries, cu_keys = ([0, *itertools.accumulate(sizes)] for sizes in (queries, keys))
     return Layout(
-        cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
-        max_length=max(lengths),
+        cu_queries=torch.tensor(cu_queries, dtype=torch.int32, device=device),
+        cu_keys=torch.tensor(cu_keys, dtype=torch.int32, device=device),
+        max_queries=max(queries),
+        max_keys=max(keys),
+        keys=slice(seen[0][0], part.stop),
+        part=part,
+        context=context,
         buckets=tuple(buckets),
         slot_P=slots.to(device),
         kernel=kernel,
@@ -106,6 +126,8 @@ def packed_attention(
         )
     assert attention_mask is None, "transformers must build no mask for packed attention"
     query_PD, key_PD, value_PD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if layout.context is not None:
+        key_PD, value_PD = layout.context.gather(key_PD), layout.context.gather(value_PD)
     if layout.kernel == "varlen":
         return _varlen(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
     return _bucketed(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
@@ -117,12 +139,12 @@ def _varlen(
     dtype = torch.bfloat16 if query.dtype == torch.float32 else query.dtype  # under autocast a rotary term is float32
     attended = ATTEND(
         query.to(dtype),
-        key.to(dtype),
-        value.to(dtype),
-        layout.cu_seqlens,
-        layout.cu_seqlens,
-        layout.max_length,
-        layout.max_length,
+        key[layout.keys].to(dtype),
+        value[layout.keys].to(dtype),
+        layout.cu_queries,
+        layout.cu_keys,
+        layout.max_queries,
+        layout.max_keys,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
     )
@@ -133,6 +155,9 @@ def _varlen(
 def _bucketed(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
+    if layout.context is not None:  # whole sequences again: this kernel is no fast one
+        part = layout.part
+        query = pad(query, (0, 0, 0, 0, part.start, len(key) - part.stop))
     parts = []
     for bucket in layout.buckets:
         padded = (_pad(x, bucket) for x in (query, key, value))
@@ -141,7 +166,7 @@ def _bucketed(
             *padded, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
         )
         parts.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts).index_select(0, layout.slot_P)
+    return torch.cat(parts).index_select(0, layout.slot_P[layout.part])
 
 
 def _pad(x_PD: Tensor, bucket: Bucket) -> Tensor:

@@ -128,10 +128,9 @@ class BackboneWithHead(nn.Module):
 
     def forward(self, pack: Pack, layout: Layout) -> Output:
         """The head's word on every token of the pack."""
-        out = self.backbone(
-            input_ids=pack.tokens_P[None], position_ids=pack.positions_P[None], use_cache=False, layout=layout
-        )
-        return self.head(gathered(out.last_hidden_state).squeeze(0), pack)
+        tokens_1P, positions_1P = pack.tokens_P[None, layout.part], pack.positions_P[None, layout.part]
+        out = self.backbone(input_ids=tokens_1P, position_ids=positions_1P, use_cache=False, layout=layout)
+        return self.head(gathered(out.last_hidden_state).squeeze(0), pack, layout.context)
 
 
 class TorchBackend:
@@ -198,7 +197,7 @@ class TorchBackend:
 
     def _forward(self, pack: Pack) -> Output:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return self._model(pack, lay_out(pack, self._device, self._kernel))
+            return self._model(pack, lay_out(pack, self._device, self._kernel, self._mesh.context))
 
     def optim_step(self, divisor: float) -> StepReport:
         """Divide, clip, step, clear; see Optimizer.step."""

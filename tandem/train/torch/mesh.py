@@ -12,15 +12,20 @@ from torch.distributed.tensor import DTensor
 
 from tandem.config.models import Parallel
 from tandem.train.sharding import Shard
+from tandem.train.torch.context import Context
 from tandem.train.torch.placement import pieces
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """`devices` has the dimensions data and tensor, in this order; None in one process."""
+    """`devices` has the dimensions data and tensor, in this order; None in one process.
+
+    Along data, `context.count` ranks next to each other share their samples.
+    """
 
     parallel: Parallel
     devices: DeviceMesh | None
+    context: Context | None = None
 
     @property
     def shard(self) -> Shard:
@@ -28,7 +33,8 @@ class Mesh:
         if self.devices is None:
             return Shard()
         (index, part), (count, parts) = self.devices.get_coordinate() or (0, 0), self.devices.shape
-        return Shard(index, count, part, parts)
+        sharing = self.parallel.context_parallel_size
+        return Shard(index // sharing, count // sharing, index % sharing * parts + part, sharing * parts)
 
     @property
     def rank(self) -> int:
@@ -42,7 +48,7 @@ class Mesh:
 
     @property
     def data(self) -> DeviceMesh:
-        """The ranks with other samples and the same part of each layer."""
+        """The ranks with other samples, or other tokens of the same, and the same part of each layer."""
         assert self.devices is not None, "asked only on several ranks"
         return self.devices["data"]
 
@@ -83,12 +89,18 @@ class Mesh:
 def build_mesh(parallel: Parallel, device: torch.device) -> Mesh:
     """All ranks of torch.distributed where it is set up, tensor-parallel ranks next to each other; or one process."""
     ranks, tensor = dist.get_world_size() if dist.is_initialized() else 1, parallel.tensor_parallel_size
-    if ranks % tensor:
+    sharing = parallel.context_parallel_size
+    if ranks % (tensor * sharing):
         raise ValueError(
-            f"parallel.tensor_parallel_size={tensor} does not divide the number of ranks, {ranks}: set it to 1, or "
-            f"start a multiple of {tensor} ranks"
+            f"parallel.tensor_parallel_size={tensor} x parallel.context_parallel_size={sharing} does not divide the "
+            f"number of ranks, {ranks}: set them to 1, or start a multiple of {tensor * sharing} ranks"
         )
     if not dist.is_initialized():
         return Mesh(parallel, None)
     shape = (ranks // tensor, tensor)
-    return Mesh(parallel, init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor")))
+    devices = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    if sharing == 1:
+        return Mesh(parallel, devices)
+    finer = (ranks // tensor // sharing, sharing, tensor)
+    context = init_device_mesh(device.type, finer, mesh_dim_names=("data", "context", "tensor"))["context"]
+    return Mesh(parallel, devices, Context(context.get_local_rank(), sharing, context.get_group()))

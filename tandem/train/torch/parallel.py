@@ -105,5 +105,6 @@ def shard_weights(model: nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
 
 def release(model: nn.Module) -> None:
     """Drop gathered weights. FSDP keeps the root's after a forward pass without backward: they would grow stale."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
