@@ -164,7 +164,7 @@ def main() -> None:
     if set(asked.only) - {"memory"}:
         from tandem.plane.ray_processes import start_ray
 
-        start_ray()
+        start_ray(num_cpus=1, num_gpus=0)
     print(f"{asked.samples} samples x {TOKENS} tokens, groups of {GROUP}, {os.cpu_count()} CPUs; median ms a group")
     print("| plane | put | get | get tokens, mask | get of everything, ms | put MB/s | get MB/s |\n" + "|---" * 7 + "|")
     for name in asked.only:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from typing import Any, cast
 from uuid import uuid4
+
+# Ray reads these once, as it is imported. A node whose address is 127.0.0.1 listens on loopback only, and Ray leaves
+# that address as it is only where clusters are off, as they are on a Mac; what joins a running cluster is not touched.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+# Under `uv run` it would copy the working directory and build every worker an environment that may lack the extras.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 try:
     import ray  # type: ignore  # an extra: not every checkout has it
@@ -23,9 +29,7 @@ log = logging.getLogger(__name__)
 START_S = 120.0
 CHECK_S = 1.0
 CLOSE_S = 10.0
-# Ray 2.60 turns 127.0.0.1 into the machine's outward address; this one it leaves alone. What its actors bind is then
-# out of reach from outside; Ray's own ports listen everywhere and ask for the session's token.
-LOOPBACK = "127.0.0.2"
+LOOPBACK = "127.0.0.1"
 
 
 class RayProcesses:
@@ -40,7 +44,7 @@ class RayProcesses:
         self.namespace = f"tandem-plane-{uuid4().hex[:12]}"
         self._actors: dict[str, ActorHandle[Any]] = {}
         self._owner = True
-        self._started_ray = start_ray()
+        self._started_ray = start_ray(num_cpus=1, num_gpus=0)  # the actors take none
         self._lost = ""  # what died; nothing is answered from what is left
 
     def __getstate__(self) -> dict[str, object]:
@@ -125,19 +129,27 @@ class RayProcesses:
             ray.shutdown()
 
 
-def start_ray() -> bool:
-    """Whether a Ray was started here. A plane's actors are its only work, so one CPU is enough."""
+def start_ray(num_cpus: int, num_gpus: int, *, dashboard: bool = False) -> bool:
+    """Whether a Ray was started here, on loopback; False where this process is connected to one.
+
+    It ends with the thread that calls this: call it in the main one. ValueError when Ray would listen to the network.
+    """
     if ray.is_initialized():
         return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ray.util.get_node_ip_address() != LOOPBACK:
+        raise ValueError(
+            "Ray was told to run clusters before Tandem could say otherwise, and would listen on all interfaces; set "
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment, or start a Ray of your own and join it"
+        )
     ray.init(
         address="local",
-        num_cpus=1,
-        num_gpus=0,
-        include_dashboard=False,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        include_dashboard=dashboard,
+        dashboard_host=LOOPBACK,
         log_to_driver=False,
         logging_level=logging.WARNING,
-        _node_ip_address=LOOPBACK if sys.platform == "linux" else None,  # elsewhere it is Ray's own choice
+        _node_ip_address=LOOPBACK,
     )
     return True
 
