@@ -17,7 +17,7 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 import pytest
 import torch
 
-pytest_plugins = ["tests.ray_here"]
+pytest_plugins = ["tests.ray_here", "tests.planes_here"]
 
 
 @pytest.fixture(autouse=True)

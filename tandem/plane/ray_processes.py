@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 log = logging.getLogger(__name__)
-START_S = 120.0
+START_S = 300.0  # an import of torch and more, beside others on a busy machine; what dies is noticed at once
 CHECK_S = 1.0
 CLOSE_S = 10.0
 LOOPBACK = "127.0.0.1"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,21 +10,6 @@ from tandem.roles import DataPlane
 from tests.contracts.plane_kinds import KINDS, Kind
 
 SMALL_BYTES = 4096
-
-
-@pytest.fixture(scope="session")
-def started(ray_here: None) -> Iterator[Callable[[Kind, int | None], DataPlane]]:
-    """Starts a plane, or gives the one that was started with the same bound; all are closed in the end."""
-    planes: dict[tuple[str, int | None], DataPlane] = {}
-
-    def start(kind: Kind, max_bytes: int | None) -> DataPlane:
-        if (kind.name, max_bytes) not in planes:
-            planes[kind.name, max_bytes] = kind.start(max_bytes)
-        return planes[kind.name, max_bytes]
-
-    yield start
-    for plane in planes.values():
-        asyncio.run(plane.close())
 
 
 def plane_of(request: pytest.FixtureRequest, max_bytes: int | None) -> DataPlane:

@@ -41,11 +41,9 @@ def start_transfer_queue(max_bytes: int | None) -> DataPlane:
     return TransferQueuePlane(max_bytes=max_bytes, deadline_s=DEADLINE_S, num_storage_units=1 if max_bytes else 2)
 
 
-KINDS = [
-    Kind("memory", start_memory, package=None),
-    Kind("ray_actor", start_ray_actor, package="ray"),
-    Kind("transfer_queue", start_transfer_queue, package="transfer_queue"),
-]
+QUEUE = Kind("transfer_queue", start_transfer_queue, package="transfer_queue")
+KINDS = [Kind("memory", start_memory, package=None), Kind("ray_actor", start_ray_actor, package="ray"), QUEUE]
+Started = Callable[[Kind, int | None], DataPlane]  # gives the plane of a kind and a bound, started once
 
 
 def play(scene: Callable[[], Coroutine[None, None, None]], *planes: DataPlane) -> None:
