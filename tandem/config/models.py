@@ -76,7 +76,7 @@ class Parallel(Section):
     tensor_parallel_size: Count = 1
     context_parallel_size: Count = 1
     sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
-    data_parallel: Literal["replicate", "shard"] = "shard"
+    data_parallel: Literal["replicate", "shard"] | None = None  # None: shard
 
     @property
     def token_parts(self) -> int:

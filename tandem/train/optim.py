@@ -113,9 +113,10 @@ class Optimizer:
 
     def _take_gradients(self) -> dict[str, Tensor]:
         """The gradient of every part, summed over the ranks."""
+        gradients = self._mesh.take_gradients(self.parameters)
         for name, part in self._parts.items():
-            part.grad = self._mesh.take_gradient(self.parameters[name])
-        return {name: part.grad for name, part in self._parts.items() if part.grad is not None}
+            part.grad = gradients.get(name)
+        return gradients
 
     def _norm(self, gradients: Mapping[str, Tensor], finite: bool) -> float:
         """Of the whole gradient; NaN on every rank when a loss of one was not finite. A part on k ranks counts 1/k."""

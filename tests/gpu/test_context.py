@@ -30,7 +30,7 @@ def test_slices_attend_as_the_whole_does_and_their_gradients_add_up(count, windo
     whole = _varlen(query, key, value, lay_out(pack, device, "varlen"), None, window)
     wanted = torch.autograd.grad(whole, (query, key, value), grad)
     layouts = [lay_out(pack, device, "varlen", Context(index, count, None)) for index in range(count)]
-    parts = [_varlen(query[layout.part], key, value, layout, None, window) for layout in layouts]
+    parts = [_varlen(query[layout.own.part], key, value, layout, None, window) for layout in layouts]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0.02, atol=0.02)
     found = torch.autograd.grad(torch.cat(parts), (query, key, value), grad)
     for ours, theirs in zip(found, wanted, strict=True):

@@ -10,14 +10,14 @@ from tandem.train.torch.context import Context
 from tests.train.small_models import CPU, batch_of, rows
 
 
-def visible(layout) -> list[tuple[int, int]]:
+def visible(own) -> list[tuple[int, int]]:
     """Query and key of each pair, as the kernel counts them: of a sequence, the last query sees all its keys."""
     found = []
-    queries, keys = itertools.pairwise(layout.cu_queries.tolist()), itertools.pairwise(layout.cu_keys.tolist())
+    queries, keys = itertools.pairwise(own.cu_queries.tolist()), itertools.pairwise(own.cu_keys.tolist())
     for (query, query_end), (key, key_end) in zip(queries, keys, strict=True):
         for back in range(query_end - query):
-            at = layout.part.start + query_end - 1 - back
-            found += [(at, layout.keys.start + seen) for seen in range(key, key_end - back)]
+            at = own.part.start + query_end - 1 - back
+            found += [(at, own.keys.start + seen) for seen in range(key, key_end - back)]
     return sorted(found)
 
 
@@ -25,12 +25,10 @@ def visible(layout) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_slices_see_together_what_the_whole_sees(lengths, count):
     pack = pack_rows(batch_of(list(lengths)), rows(list(lengths)), range(len(lengths)))
-    whole = lay_out(pack, CPU, "varlen")
-    slices = [lay_out(pack, CPU, "varlen", Context(index, count, None)) for index in range(count)]
+    slices = [lay_out(pack, CPU, "varlen", Context(index, count, None)).own for index in range(count)]
     wanted = [(q, k) for a, b in itertools.pairwise(pack.cu_seqlens) for q in range(a, b) for k in range(a, q + 1)]
-    assert visible(whole) == wanted
-    assert sorted(pair for layout in slices for pair in visible(layout)) == wanted
-    for layout in (whole, *slices):
-        assert layout.max_queries == max(b - a for a, b in itertools.pairwise(layout.cu_queries.tolist()))
-        assert layout.max_keys == max(b - a for a, b in itertools.pairwise(layout.cu_keys.tolist()))
-        assert layout.keys.stop - layout.keys.start == layout.cu_keys[-1]
+    assert sorted(pair for own in slices for pair in visible(own)) == wanted
+    for own in slices:
+        assert own.max_queries == max(b - a for a, b in itertools.pairwise(own.cu_queries.tolist()))
+        assert own.max_keys == max(b - a for a, b in itertools.pairwise(own.cu_keys.tolist()))
+        assert own.keys.stop - own.keys.start == own.cu_keys[-1]

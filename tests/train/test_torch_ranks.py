@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import GPT2Config, GPT2Model
 
 from tandem.train.backend import Output, Pack
 from tandem.train.torch.files import SavedTensors
+from tandem.train.torch.mesh import add_up, buckets
 from tandem.train.torch.parallel import check_divisible
 from tandem.types import Metrics
 from tests.train.ranks import on_ranks
@@ -36,7 +38,7 @@ CASES = {
     "tensor": Case(parallel=TENSOR),
     "tensor-critic": Case("critic", parallel=TENSOR),
     "tensor-qwen2-untied": Case(model="qwen2", parallel=TENSOR),
-    "tensor-qwen3": Case(model="qwen3", parallel=(*TENSOR, *REPLICATE)),
+    "tensor-qwen3": Case(model="qwen3", parallel=TENSOR),
     "context": Case(parallel=CONTEXT),
     "context-critic": Case("critic", parallel=CONTEXT),
     "context-replicate-checkpointed": Case(parallel=(*CONTEXT, *REPLICATE), changes=CHECKPOINTED),
@@ -202,8 +204,29 @@ def test_bfloat16_keeps_float32_weights_and_stays_near_one_process(parallel, tmp
     assert all(tensor.dtype == torch.bfloat16 for tensor in found.weights.values())
 
 
+def add_up_in_buckets(sizes: list[int], limit: int) -> list[torch.Tensor]:
+    tensors = [torch.arange(size, dtype=torch.float32).view(-1, 2) + dist.get_rank() for size in sizes]
+    add_up(tensors, dist.group.WORLD, limit)
+    return tensors
+
+
+def test_gradients_of_replicas_are_added_in_buckets(tmp_path):
+    sizes, limit = [4, 6, 8, 2, 40, 2, 8], 10
+    cut = buckets([torch.zeros(size) for size in sizes], limit)
+    assert [[len(tensor) for tensor in bucket] for bucket in cut] == [[4, 6], [8, 2], [40], [2, 8]]
+    for found in on_ranks(2, add_up_in_buckets, sizes, limit, folder=tmp_path):
+        assert all(torch.equal(x.flatten(), 2.0 * torch.arange(n) + 1) for n, x in zip(sizes, found, strict=True))
+
+
+def test_a_layout_of_replicas_without_any_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"data_parallel=shard .*tensor_parallel_size=1, 1 in all\): set it to null"):
+        backend_of(Case(parallel=SHARD))
+    with pytest.raises(RuntimeError, match=r"data_parallel=replicate .*tensor_parallel_size=2, 2 in all"):
+        on_ranks(2, backend_of, Case(parallel=(*TENSOR, *REPLICATE)), folder=tmp_path)
+
+
 def test_the_first_error_of_a_rank_ends_all_and_is_told(tmp_path):
-    with pytest.raises(RuntimeError, match=r"tensor_parallel_size=3 does not divide the number of ranks, 2"):
+    with pytest.raises(RuntimeError, match=r"tensor_parallel_size=3 x .* does not divide the number of ranks, 2"):
         on_ranks(2, backend_of, Case(parallel=(("tensor_parallel_size", 3),)), folder=tmp_path)
 
 

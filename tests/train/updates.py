@@ -133,12 +133,8 @@ async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
 
 def whole_gradient(backend: TorchBackend) -> dict[str, Tensor]:
     """Summed over the ranks and put together. The backend's own is cleared."""
-    found = {}
-    for name, parameter in backend.parameters.items():
-        part = backend._mesh.take_gradient(parameter)
-        assert part is not None, name
-        found[name] = whole_of(part, parameter).clone()
-    return found
+    parts = backend._mesh.take_gradients(backend.parameters)
+    return {name: whole_of(parts[name], parameter).clone() for name, parameter in backend.parameters.items()}
 
 
 async def present(plane: MemoryPlane, batch: Batch, name: str) -> dict[int, Tensor]:

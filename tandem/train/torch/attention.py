@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,23 +41,31 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the sequences of one pack lie, in the form that its kernel reads.
+class OwnSlice:
+    """What one of several ranks that share a pack attends with: the queries of `part`, and the `keys` that they see.
 
-    `part` are the tokens whose queries are here: all, but where ranks share the pack. `keys` are those that they see:
-    of a sequence the last query sees all that are there, each one before it one less.
+    Of a sequence, the last query here sees all keys that are here, each one before it one less.
     """
 
-    cu_queries: Tensor  # int32, for varlen, as the next four
+    context: Context
+    part: slice
+    keys: slice
+    cu_queries: Tensor  # int32, for varlen, as the next three
     cu_keys: Tensor
     max_queries: int
     max_keys: int
-    keys: slice
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the sequences of one pack lie, in the form that its kernel reads."""
+
+    cu_seqlens: Tensor  # int32, for varlen
+    max_length: int
     buckets: tuple[Bucket, ...]  # for sdpa
     slot_P: Tensor  # the slot of each packed token in the concatenated buckets
     kernel: Kernel
-    part: slice
-    context: Context | None
+    own: OwnSlice | None  # where ranks share the pack
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -86,22 +95,31 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
         buckets.append(Bucket(len(members), length, source.minimum(ends[members, None] - 1).flatten().to(device)))
         offset += inside.numel()
-    part = slice(0, borders[-1]) if context is None else context.part(borders[-1])
+    return Layout(
+        cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
+        max_length=max(lengths),
+        buckets=tuple(buckets),
+        slot_P=slots.to(device),
+        kernel=kernel,
+        own=None if context is None else own_slice(borders, context, device),
+    )
+
+
+def own_slice(borders: Sequence[int], context: Context, device: torch.device) -> OwnSlice:
+    """The slice of a pack with these borders between its sequences that this rank attends with."""
+    part = context.part(borders[-1])
     seen = [(a, max(a, part.start), min(b, part.stop)) for a, b in itertools.pairwise(borders)]
     seen = [(first, start, stop) for first, start, stop in seen if start < stop]
     queries, keys = [stop - start for _, start, stop in seen], [stop - first for first, _, stop in seen]
     cu_queries, cu_keys = ([0, *itertools.accumulate(sizes)] for sizes in (queries, keys))
-    return Layout(
+    return OwnSlice(
+        context=context,
+        part=part,
+        keys=slice(seen[0][0], part.stop),
         cu_queries=torch.tensor(cu_queries, dtype=torch.int32, device=device),
         cu_keys=torch.tensor(cu_keys, dtype=torch.int32, device=device),
         max_queries=max(queries),
         max_keys=max(keys),
-        keys=slice(seen[0][0], part.stop),
-        part=part,
-        context=context,
-        buckets=tuple(buckets),
-        slot_P=slots.to(device),
-        kernel=kernel,
     )
 
 
@@ -126,8 +144,8 @@ def packed_attention(
         )
     assert attention_mask is None, "transformers must build no mask for packed attention"
     query_PD, key_PD, value_PD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    if layout.context is not None:
-        key_PD, value_PD = layout.context.gather(key_PD), layout.context.gather(value_PD)
+    if layout.own is not None:
+        key_PD, value_PD = (layout.own.context.gather(x_CD) for x_CD in (key_PD, value_PD))
     if layout.kernel == "varlen":
         return _varlen(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
     return _bucketed(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
@@ -137,14 +155,15 @@ def _varlen(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
     dtype = torch.bfloat16 if query.dtype == torch.float32 else query.dtype  # under autocast a rotary term is float32
+    lengths = layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length
+    if (own := layout.own) is not None:
+        key, value = key[own.keys], value[own.keys]
+        lengths = own.cu_queries, own.cu_keys, own.max_queries, own.max_keys
     attended = ATTEND(
         query.to(dtype),
-        key[layout.keys].to(dtype),
-        value[layout.keys].to(dtype),
-        layout.cu_queries,
-        layout.cu_keys,
-        layout.max_queries,
-        layout.max_keys,
+        key.to(dtype),
+        value.to(dtype),
+        *lengths,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
     )
@@ -155,8 +174,8 @@ def _varlen(
 def _bucketed(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
-    if layout.context is not None:  # whole sequences again: this kernel is no fast one
-        part = layout.part
+    if layout.own is not None:  # whole sequences, of which the other ranks' queries are not used
+        part = layout.own.part
         query = pad(query, (0, 0, 0, 0, part.start, len(key) - part.stop))
     parts = []
     for bucket in layout.buckets:
@@ -166,7 +185,8 @@ def _bucketed(
             *padded, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
         )
         parts.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts).index_select(0, layout.slot_P[layout.part])
+    slots = layout.slot_P if layout.own is None else layout.slot_P[layout.own.part]
+    return torch.cat(parts).index_select(0, slots)
 
 
 def _pad(x_PD: Tensor, bucket: Bucket) -> Tensor:

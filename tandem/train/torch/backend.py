@@ -128,9 +128,10 @@ class BackboneWithHead(nn.Module):
 
     def forward(self, pack: Pack, layout: Layout) -> Output:
         """The head's word on every token of the pack."""
-        tokens_1P, positions_1P = pack.tokens_P[None, layout.part], pack.positions_P[None, layout.part]
+        part, context = (slice(None), None) if layout.own is None else (layout.own.part, layout.own.context)
+        tokens_1P, positions_1P = pack.tokens_P[None, part], pack.positions_P[None, part]
         out = self.backbone(input_ids=tokens_1P, position_ids=positions_1P, use_cache=False, layout=layout)
-        return self.head(gathered(out.last_hidden_state).squeeze(0), pack, layout.context)
+        return self.head(gathered(out.last_hidden_state).squeeze(0), pack, context)
 
 
 class TorchBackend:
@@ -215,7 +216,8 @@ class TorchBackend:
         if self._offload == "all":
             release(self._model)
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-            self._away.take(part_of(tensor) for tensor in (*self.parameters.values(), *gradients))
+            held = (*self.parameters.values(), *self._model.parameters(), *gradients)
+            self._away.take(part_of(tensor) for tensor in held)
 
     def _park_optimizer(self) -> None:
         if self._optimizer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from tandem.config.models import Parallel
 from tandem.train.sharding import Shard
 from tandem.train.torch.context import Context
 from tandem.train.torch.placement import pieces
+
+# Numbers that are added up over the ranks in one call: 128 MiB in float32.
+BUCKET = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,15 @@ class Mesh:
         assert self.devices is not None, "asked only on several ranks"
         return self.devices["tensor"]
 
+    @property
+    def shards_weights(self) -> bool:
+        """Whether FSDP holds the weights: several ranks have the same part of each layer, and none wants it whole."""
+        return self._spreads and self.parallel.data_parallel != "replicate"
+
+    @property
+    def _spreads(self) -> bool:
+        return self.devices is not None and self.data.size() > 1
+
     def total(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place; the same bits on each."""
         if self.devices is not None:
@@ -69,21 +82,52 @@ class Mesh:
         """How many ranks hold the same part of it."""
         return self.ranks // pieces(parameter)
 
-    def take_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """This rank's part of the gradient's SUM over the ranks. The parameter has none afterwards.
+    def take_gradients(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """This rank's part of the gradient's SUM over the ranks, where there is one; the parameters have none then.
 
         FSDP has added it up in backward. A tensor-parallel norm over a part of the heads or tokens is added up here.
         """
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None or self.devices is None:
-            return gradient
-        if isinstance(gradient, DTensor):
-            assert isinstance(parameter, DTensor), "a gradient lies as its parameter does"
-            gradient = gradient.redistribute(placements=parameter.placements).to_local()
-        if self.parallel.data_parallel == "replicate":
-            gradient = gradient.contiguous()
-            dist.all_reduce(gradient, group=self.data.get_group())
-        return gradient
+        found = {name: local_gradient(p) for name, p in parameters.items() if p.grad is not None}
+        for parameter in parameters.values():
+            parameter.grad = None
+        if self._spreads and not self.shards_weights:
+            add_up(list(found.values()), self.data.get_group())
+        return found
+
+
+def local_gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's part, as the parameter is laid out over the tensor ranks."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor):
+        assert isinstance(parameter, DTensor), "a gradient lies as its parameter does"
+        gradient = gradient.redistribute(placements=parameter.placements).to_local()
+    assert gradient is not None, "asked where there is one"
+    return gradient.contiguous()
+
+
+def add_up(gradients: Sequence[Tensor], group: dist.ProcessGroup, limit: int = BUCKET) -> None:
+    """Sums over the ranks, in place, many tensors at a time: a call to the network costs as much as a megabyte."""
+    for bucket in buckets(gradients, limit):
+        if len(bucket) == 1:
+            dist.all_reduce(bucket[0], group=group)
+            continue
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat, group=group)
+        parts = flat.split([gradient.numel() for gradient in bucket])
+        torch._foreach_copy_(bucket, [part.view_as(x) for part, x in zip(parts, bucket, strict=True)])
+
+
+def buckets(tensors: Sequence[Tensor], limit: int) -> list[list[Tensor]]:
+    """In their order, as many neighbours together as hold `limit` numbers; a larger tensor is alone."""
+    found: list[list[Tensor]] = []
+    room = -1
+    for tensor in tensors:
+        if tensor.numel() > room:
+            found.append([])
+            room = limit
+        found[-1].append(tensor)
+        room -= tensor.numel()
+    return found
 
 
 def build_mesh(parallel: Parallel, device: torch.device) -> Mesh:
@@ -94,6 +138,11 @@ def build_mesh(parallel: Parallel, device: torch.device) -> Mesh:
         raise ValueError(
             f"parallel.tensor_parallel_size={tensor} x parallel.context_parallel_size={sharing} does not divide the "
             f"number of ranks, {ranks}: set them to 1, or start a multiple of {tensor * sharing} ranks"
+        )
+    if parallel.data_parallel is not None and ranks == tensor:
+        raise ValueError(
+            f"parallel.data_parallel={parallel.data_parallel} says how ranks with the same part of each layer hold it, "
+            f"but each part is on one rank (parallel.tensor_parallel_size={tensor}, {ranks} in all): set it to null"
         )
     if not dist.is_initialized():
         return Mesh(parallel, None)

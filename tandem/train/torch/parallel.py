@@ -29,7 +29,7 @@ def lay_on_mesh(model: nn.Module, backbone: PreTrainedModel, head: nn.Module, me
         return
     if mesh.parallel.tensor_parallel_size > 1:
         cut_layers(backbone, head, mesh)
-    if mesh.parallel.data_parallel == "shard":
+    if mesh.shards_weights:
         shard_weights(model, mesh, dtype)
 
 
