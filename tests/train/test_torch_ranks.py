@@ -58,6 +58,8 @@ ON_FOUR = {
     "tensor-x-context": Case(parallel=(*TENSOR, *CONTEXT)),
     "sequence-x-context-replicate-qwen3": Case(model="qwen3", parallel=(*SEQUENCE, *CONTEXT, *REPLICATE)),
     "context-of-four": Case(parallel=(("context_parallel_size", 4),)),
+    "one-sample-on-four": Case(parallel=SHARD, lengths=(23,)),
+    "context-x-shard-bins": Case("bins", parallel=CONTEXT),
     "shard-of-four": Case(parallel=SHARD, lengths=(30, 12, 9)),
 }
 

@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from tandem.config.algorithm import MseValueLoss, PolicyLoss
+from tandem.config.algorithm import HlGaussValueLoss, MseValueLoss, PolicyLoss
 from tandem.plane.memory import MemoryPlane
-from tandem.train.objectives import PolicyObjective, ValueObjective
+from tandem.train.objectives import Objective, PolicyObjective, ValueObjective
 from tandem.train.torch.backend import TorchBackend
 from tandem.train.torch.placement import whole_of
 from tandem.types import Batch, Metrics, merge
 from tests.train.small_models import SHAPE, actor_backend, batch_of, critic_backend, llama, qwen, rows, settings, worker
 
 STEPS = 3
+OBJECTIVES: dict[str, Objective] = {
+    "actor": PolicyObjective(PolicyLoss()),
+    "critic": ValueObjective(MseValueLoss()),
+    "bins": ValueObjective(HlGaussValueLoss(value_min=-2.0, value_max=2.0, num_bins=11)),
+}
 # An eps small beside the gradient (4e-3 a number), but not beside its rounding, of which AdamW else makes a step.
 OPTIMIZER = {"lr": 3e-4, "eps": 1e-4}
 
@@ -90,7 +95,7 @@ def backend_of(case: Case) -> TorchBackend:
     if case.kind == "actor":
         return actor_backend(MODELS[case.model](), config, temperature=0.7)
     torch.manual_seed(1)
-    return critic_backend(config)
+    return critic_backend(config, support=(-2.0, 2.0, 11) if case.kind == "bins" else None)
 
 
 def update(case: Case, load: Path | None = None, save: Path | None = None) -> Seen:
@@ -106,7 +111,7 @@ def updates(cases: dict[str, Case]) -> dict[str, Seen]:
 async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
     batch, plane, backend = batch_of(list(case.lengths)), MemoryPlane(), backend_of(case)
     await plane.put(batch.keys, rows(list(case.lengths)))
-    objective = PolicyObjective(PolicyLoss()) if case.kind == "actor" else ValueObjective(MseValueLoss())
+    objective = OBJECTIVES[case.kind]
     model = worker(backend, plane, objective, case.budget, case.kind, **dict(case.packing))
 
     async def call(what: Awaitable[Metrics]) -> Metrics:
