@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import sys
 
 import pytest
 import torch
 
-from tandem.config.data_plane import MemoryDataPlane, RayActorDataPlane
+from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane, TransferQueueDataPlane
 from tandem.config.errors import ConfigError
 from tandem.config.load import load
 from tandem.launch.planes import build_plane
@@ -20,10 +20,23 @@ def test_the_bound_of_the_recipe_is_the_bound_of_the_plane():
         asyncio.run(plane.put([1], {"x": [torch.ones(26)]}))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed here")
-def test_a_plane_whose_package_is_missing_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="uv sync --extra ray"):
-        build_plane(RayActorDataPlane(name="ray_actor"))
+@pytest.mark.parametrize(
+    ("settings", "package", "extra"),
+    [
+        (RayActorDataPlane(name="ray_actor"), "ray", "ray"),
+        (TransferQueueDataPlane(name="transfer_queue"), "transfer_queue", "transferqueue"),
+    ],
+)
+def test_a_plane_whose_package_is_missing_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, settings: DataPlane, package: str, extra: str
+):
+    for module in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    for module in ("ray_processes", "ray_actor", "transfer_queue"):
+        monkeypatch.delitem(sys.modules, f"tandem.plane.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)  # Python's own way to say that it cannot be imported
+    with pytest.raises(ValueError, match=f"uv sync --extra {extra}"):
+        build_plane(settings)
 
 
 @pytest.mark.parametrize("name", ["memory", "ray_actor", "transfer_queue"])
