@@ -1,7 +1,7 @@
-"""What a sample costs in each data plane: `python benchmarks/data_plane.py [--samples 1000] [--only memory ...]`.
+"""What 1,000 samples cost in each data plane: `python benchmarks/data_plane.py [--only memory ...]`.
 
-Puts and gets samples of 2,048 tokens (tokens int64, mask bool, three float32 columns) in groups of 8, as rollouts and
-trainers do, one call after the other; then one get of everything. Needs the extras ray and transferqueue.
+Puts samples of 2,048 tokens (tokens int64, mask bool, three float32 columns) in whole groups of 8, one call after the
+other, and gets them the same way, then in one call. Medians over the repeats. Needs the extras ray and transferqueue.
 """
 
 from __future__ import annotations
@@ -97,20 +97,20 @@ def ours(settings: DataPlane) -> Callable[[], Peer]:
 QUEUE = TransferQueueDataPlane(name="transfer_queue", num_storage_units=2)
 PEERS: dict[str, Callable[[], Peer]] = {
     "memory": ours(MemoryDataPlane()),
-    "ray_actor": ours(RayActorDataPlane(name="ray_actor")),
-    "transfer_queue": ours(QUEUE),
-    "transfer_queue raw": lambda: RawTransferQueue(build_plane(QUEUE)),
-    "ray object store": RayObjects,
+    "Ray actor": ours(RayActorDataPlane(name="ray_actor")),
+    "TransferQueue raw": lambda: RawTransferQueue(build_plane(QUEUE)),
+    "TransferQueue ours": ours(QUEUE),
+    "Ray object store": RayObjects,
 }
 
 
-def group_columns(seed: int) -> Columns:
+def group_columns(seed: int, size: int) -> Columns:
     draw = torch.Generator().manual_seed(seed)
     columns: Columns = {
-        "tokens": [torch.randint(150_000, (TOKENS,), generator=draw) for _ in range(GROUP)],
-        "mask": [torch.arange(TOKENS) >= TOKENS // 4 for _ in range(GROUP)],
+        "tokens": [torch.randint(150_000, (TOKENS,), generator=draw) for _ in range(size)],
+        "mask": [torch.arange(TOKENS) >= TOKENS // 4 for _ in range(size)],
     }
-    return columns | {name: [torch.randn(TOKENS, generator=draw) for _ in range(GROUP)] for name in FLOATS}
+    return columns | {name: [torch.randn(TOKENS, generator=draw) for _ in range(size)] for name in FLOATS}
 
 
 async def timed_ms(call: Awaitable[object]) -> float:
@@ -120,30 +120,29 @@ async def timed_ms(call: Awaitable[object]) -> float:
 
 
 async def measure(peer: Peer, samples: int, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds: of each group's put, get of all columns and get of two, and of the get of everything."""
-    times: dict[str, list[float]] = {"put": [], "get": [], "get 2": [], "all": []}
-    groups = [range(first, first + GROUP) for first in range(0, samples, GROUP)]
-    data = [group_columns(seed) for seed in range(len(groups))]
+    """Milliseconds for all samples, one number a repeat: what put and get take by groups, and get in one call."""
+    times: dict[str, list[float]] = {"put": [], "get": [], "get 2": [], "get at once": []}
+    groups = [range(first, min(first + GROUP, samples)) for first in range(0, samples, GROUP)]
+    data = [group_columns(seed, len(keys)) for seed, keys in enumerate(groups)]
     for repeat in range(repeats + 1):  # the first one warms up
         found = {
-            "put": [await timed_ms(peer.put(keys, columns)) for keys, columns in zip(groups, data, strict=True)],
-            "get": [await timed_ms(peer.get(keys, NAMES)) for keys in groups],
-            "get 2": [await timed_ms(peer.get(keys, ("tokens", "mask"))) for keys in groups],
-            "all": [await timed_ms(peer.get(range(samples), NAMES))],
+            "put": sum([await timed_ms(peer.put(keys, columns)) for keys, columns in zip(groups, data, strict=True)]),
+            "get": sum([await timed_ms(peer.get(keys, NAMES)) for keys in groups]),
+            "get 2": sum([await timed_ms(peer.get(keys, ("tokens", "mask"))) for keys in groups]),
+            "get at once": await timed_ms(peer.get(range(samples), NAMES)),
         }
         await peer.drop(range(samples))
         gc.collect()
         for name in times:
-            times[name] += found[name] if repeat else []
+            times[name] += [found[name]] if repeat else []
     return times
 
 
 def report(name: str, times: dict[str, list[float]], samples: int) -> str:
     megabytes = samples * TOKENS * (8 + 1 + 4 * len(FLOATS)) / 1e6
-    put, get, two, everything = (statistics.median(times[key]) for key in ("put", "get", "get 2", "all"))
-    groups = samples / GROUP
-    row = [f"{put:.2f}", f"{get:.2f}", f"{two:.2f}", f"{everything:.0f}"]
-    row += [f"{megabytes / (put * groups) * 1e3:.0f}", f"{megabytes / (get * groups) * 1e3:.0f}"]
+    put, get, two, at_once = (statistics.median(times[key]) for key in ("put", "get", "get 2", "get at once"))
+    row = [f"{put:.1f}", f"{get:.1f}", f"{two:.1f}", f"{at_once:.1f}"]
+    row += [f"{megabytes / put * 1e3:.0f}", f"{megabytes / get * 1e3:.0f}"]
     return f"| {name} | " + " | ".join(row) + " |"
 
 
@@ -165,8 +164,9 @@ def main() -> None:
         from tandem.plane.ray_processes import start_ray
 
         start_ray(num_cpus=1, num_gpus=0)
-    print(f"{asked.samples} samples x {TOKENS} tokens, groups of {GROUP}, {os.cpu_count()} CPUs; median ms a group")
-    print("| plane | put | get | get tokens, mask | get of everything, ms | put MB/s | get MB/s |\n" + "|---" * 7 + "|")
+    machine = f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    print(f"{asked.samples} samples x {TOKENS} tokens in groups of {GROUP}, {machine}; median ms")
+    print("| plane | put | get | get tokens, mask | get in one call | put MB/s | get MB/s |\n" + "|---" * 7 + "|")
     for name in asked.only:
         print(asyncio.run(session(name, asked.samples, asked.repeats)), flush=True)
 
