@@ -54,6 +54,7 @@ class Engine(Protocol):
     """Writes tokens. One call is one sequence; batching is the engine's business. Results do not depend on it.
 
     A token carries the version that drew it. What was cached under older weights never serves a new request.
+    An engine that has ended raises EngineDied: from every call that waits, and from every later one but close().
     """
 
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation: ...

@@ -31,6 +31,13 @@ class RolloutFailed(Exception):
         self.kind: FailureKind = kind
 
 
+class EngineDied(RuntimeError):
+    """An engine has ended, by an error, with its process or because it was closed: it serves no call any more.
+
+    The request is not at fault: another engine with the same weights answers it with the same tokens.
+    """
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One prompt. `index` is its place in the run's stream, over epochs; `id` is the data set's own name for it."""

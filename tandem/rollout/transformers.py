@@ -23,7 +23,7 @@ from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.attention import install_attention
 from tandem.rollout.decoding import DecodeBatch, Row
 from tandem.rollout.loading import load_weights, refuse_unsupported
-from tandem.types import Generation, RolloutFailed, Sampling
+from tandem.types import EngineDied, Generation, RolloutFailed, Sampling
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class TransformersEngine:
         self._calls: deque[Call] = deque()
         self._pause: PauseKind | None = None
         self._pausing: list[asyncio.Future[None]] = []  # who waits until the pause is complete
-        self._end: BaseException | None = None  # why no call is served any more
+        self._end: EngineDied | None = None  # why no call is served any more
         self._running: dict[Row, asyncio.Future[Generation]] = {}
         self._version = 0
         self._tokens_written = 0
@@ -133,9 +133,9 @@ class TransformersEngine:
         return await self._call(lambda: fingerprint(self._model.named_parameters()))
 
     async def close(self) -> None:
-        """Ends the thread after its present step. Whoever still waits gets RuntimeError."""
+        """Ends the thread after its present step. Whoever still waits gets EngineDied."""
         with self._changed:
-            self._end = self._end or RuntimeError("the engine was closed")
+            self._end = self._end or EngineDied("the engine was closed")
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
 
@@ -159,10 +159,10 @@ class TransformersEngine:
 
     @contextmanager
     def _serving(self) -> Generator[None]:
-        """Leave something for the thread and wake it. RuntimeError once the engine has ended."""
+        """Leave something for the thread and wake it. EngineDied once the engine has ended."""
         with self._changed:
             if self._end is not None:
-                raise RuntimeError(f"the engine has ended: {self._end}") from self._end
+                raise EngineDied(f"the engine has ended: {self._end}") from self._end.__cause__
             yield
             self._changed.notify()
 
@@ -173,7 +173,8 @@ class TransformersEngine:
                 pass
         except BaseException as error:  # it reaches every caller, now and later
             log.exception("the engine's thread ends with an error")
-            self._end = error
+            self._end = EngineDied(f"the engine's thread ended with {type(error).__name__}: {error}")
+            self._end.__cause__ = error
         with self._changed:
             assert self._end is not None
             futures: list[asyncio.Future] = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
 from tandem.roles import Engine
+from tandem.rollout.router import Router
 from tandem.rollout.transformers import TransformersEngine
 from tandem.types import Generation, Sampling
 from tests.rollout.tiny_models import tiny_model
@@ -35,7 +37,16 @@ def start_transformers(model: PreTrainedModel, max_concurrent_samples: int) -> E
     )
 
 
-KINDS = [Kind("transformers", start_transformers, tolerance=1e-5)]
+def start_router(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
+    """Two engines that share the slots."""
+    engines = [start_transformers(copy.deepcopy(model), max(1, max_concurrent_samples // 2)) for _ in range(2)]
+    return Router(engines, max_reissues=1, max_imbalance=1)
+
+
+KINDS = [
+    Kind("transformers", start_transformers, tolerance=1e-5),
+    Kind("router", start_router, tolerance=1e-5),
+]
 
 
 def play(

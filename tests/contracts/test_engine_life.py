@@ -9,7 +9,7 @@ import pytest
 
 from tandem.fingerprint import fingerprint
 from tandem.roles import Engine
-from tandem.types import Generation
+from tandem.types import EngineDied, Generation
 from tests.contracts.engine_kinds import KINDS, PROMPTS, SAMPLED, Kind, play, write_all
 from tests.rollout.tiny_models import ARCHITECTURES, tiny_model
 
@@ -187,10 +187,10 @@ def test_close_fails_whoever_waits_and_every_later_call(kind: Kind):
         waiting = asyncio.create_task(engine.generate(PROMPTS[0], SAMPLED))
         await asyncio.sleep(0)
         await engine.close()
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(EngineDied, match="closed"):
             await waiting
         for call in (engine.generate(PROMPTS[0], SAMPLED), engine.pause(), engine.resume(), engine.fingerprint()):
-            with pytest.raises(RuntimeError, match="closed"):
+            with pytest.raises(EngineDied, match="closed"):
                 await call
         await engine.close()  # again: no harm
 

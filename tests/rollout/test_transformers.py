@@ -20,7 +20,7 @@ from transformers import (
 
 from tandem.rollout.decoding import DecodeBatch, Row
 from tandem.rollout.transformers import TransformersEngine
-from tandem.types import RolloutFailed, Sampling
+from tandem.types import EngineDied, RolloutFailed, Sampling
 from tests.rollout.tiny_models import full_logits, tiny_model
 
 SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=())
@@ -59,9 +59,10 @@ def test_an_error_of_the_model_reaches_all_requests_and_every_later_call():
     async def scene(engine: TransformersEngine):
         tasks = [asyncio.create_task(engine.generate([i], replace(SAMPLED, max_new_tokens=90))) for i in range(6)]
         for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, MemoryError)
+            assert isinstance(result, EngineDied)
+            assert isinstance(result.__cause__, MemoryError)
         for call in (engine.generate([1], SAMPLED), engine.pause(), engine.load_weights(1, []), engine.fingerprint()):
-            with pytest.raises(RuntimeError, match="no memory left") as caught:
+            with pytest.raises(EngineDied, match="no memory left") as caught:
                 await call
             assert isinstance(caught.value.__cause__, MemoryError)
 
