@@ -9,10 +9,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
-    """A Ray of one CPU on loopback."""
+    """A Ray on loopback, with as many CPUs as any test wants."""
     ray = pytest.importorskip("ray", reason="the package ray is not installed here (extra `ray`)")
     from tandem.plane.ray_processes import start_ray
 
-    start_ray(num_cpus=1, num_gpus=0)
+    start_ray(num_cpus=8, num_gpus=0)
     yield
     ray.shutdown()

@@ -35,7 +35,7 @@ MAY_IMPORT = {
 }
 # A heavy library -> the only places that may import it.
 HOMES: dict[str, str | tuple[str, ...]] = {
-    "ray": ("launch/ray.py", "plane/ray_processes.py"),  # places workers; keeps a plane's processes
+    "ray": ("launch/ray/", "plane/ray_processes.py"),  # places workers; keeps a plane's processes
     "vllm": "rollout/vllm/",
     "megatron": "train/megatron/",
     "transfer_queue": "plane/transfer_queue.py",

@@ -203,11 +203,11 @@ class PPO:
         metrics: Metrics = {}
         if "critic" in learners and self._critic is not None and share.value > 0:
             if not self._critic_streams:
-                metrics |= await self._gradient("critic", self._critic, minibatch, {})
-            metrics |= await self._optim_step("critic", self._critic, share.value)
+                metrics = merge(metrics, await self._gradient("critic", self._critic, minibatch, {}))
+            metrics = merge(metrics, await self._optim_step("critic", self._critic, share.value))
         if "actor" in learners and share.policy > 0:
-            metrics |= await self._gradient("actor", self._actor, minibatch, self._scale(share))
-            metrics |= await self._optim_step("actor", self._actor, share.policy)
+            metrics = merge(metrics, await self._gradient("actor", self._actor, minibatch, self._scale(share)))
+            metrics = merge(metrics, await self._optim_step("actor", self._actor, share.policy))
         if "actor" in learners and share.policy == 0:
             metrics["advantages/empty_minibatches"] = Sum(1)
         return metrics

@@ -56,7 +56,28 @@ SAVING = tuple(
 )
 PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_estimator"
 
+UNDER_RAY = (
+    *(f"cluster.{name}" for name in ("num_nodes", "gpus_per_node")),
+    *(f"cluster.ray.{name}" for name in ("address", "dashboard", "start_timeout_s", "deadline_s")),
+    *(
+        f"{who}.colocated.{name}"
+        for who in ("policy.generation", "value")
+        for name in ("resources.num_nodes", "resources.gpus_per_node")
+    ),
+)
+
 TABLE = (
+    Needs(UNDER_RAY, "cluster.launch", lambda launch: launch == "ray", "set cluster.launch=ray"),
+    Needs(("cluster.ray.dashboard",), "cluster.ray.address", _off, "take cluster.ray.address back"),
+    *(
+        Needs(
+            tuple(f"{who}.colocated.resources.{name}" for name in ("num_nodes", "gpus_per_node")),
+            f"{who}.colocated.enabled",
+            _off,
+            f"set {who}.colocated.enabled=false",
+        )
+        for who in ("policy.generation", "value")
+    ),
     Needs(VALIDATING, "data.validation", _on, "give data.validation"),
     Needs(SAVING, "checkpointing.enabled", _on, "set checkpointing.enabled=true"),
     Needs(PENALISING, PENALTY, _on, f"set {PENALTY} above 0"),

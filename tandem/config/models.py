@@ -91,6 +91,20 @@ class TransformersEngine(Section):
     max_concurrent_samples: Count = 64
 
 
+class Resources(Section):
+    """GPUs of its own, taken from the end of the cluster's nodes."""
+
+    num_nodes: Count = 1
+    gpus_per_node: Count = 1
+
+
+class Colocated(Section):
+    """Whether it shares the GPUs of the policy's trainer, or has its own."""
+
+    enabled: bool = True
+    resources: Resources = Resources()  # where it does not share
+
+
 class Generation(Section):
     """The law that responses are drawn from, and the engine that draws."""
 
@@ -102,6 +116,7 @@ class Generation(Section):
     val_temperature: NotNegative = 0.0  # 0: greedy
     timeout_s: Positive = 600.0  # of one response; past it the rollout has failed (infrastructure)
     engine: TransformersEngine = TransformersEngine()
+    colocated: Colocated = Colocated()
 
 
 class TrainedModel(Section):
@@ -137,6 +152,7 @@ class Value(TrainedModel):
 
     model_name: str | None = None  # None: the policy's backbone
     trust_remote_code: bool = False
+    colocated: Colocated = Colocated()
     warm_start: str | None = None  # the critic folder of a checkpoint: its weights, with a fresh optimizer
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
 from tandem.config.asynchrony import AsyncRl, Failures
-from tandem.config.data_plane import DataPlane, MemoryDataPlane
+from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
 from tandem.config.models import Policy, Reference, Value
 from tandem.config.section import Section
 
@@ -126,10 +126,22 @@ class Logger(Section):
     num_val_samples_to_print: Annotated[int, Field(ge=0)] = 2
 
 
-class Cluster(Section):
-    """The machine."""
+class RayCluster(Section):
+    """The Ray that places the processes of a run."""
 
-    launch: Literal["local"] = "local"
+    address: str | None = None  # auto or host:port joins one that runs; None starts one here, on loopback
+    dashboard: bool = False  # of the one that is started here
+    start_timeout_s: Positive = 600.0  # until all processes are there
+    deadline_s: Positive = 1800.0  # of one call of a trainer or an engine; past it the run ends
+
+
+class Cluster(Section):
+    """The machines."""
+
+    launch: Literal["local", "ray"] = "local"  # local: all in one process
+    num_nodes: Count = 1
+    gpus_per_node: Count = 1  # processes of one trainer a node; on a CPU too
+    ray: RayCluster = RayCluster()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Count | None = None  # torch threads; None: torch's own choice
     deterministic: bool = False  # refuse operations whose bits may vary; costs speed on a GPU, nothing on a CPU
@@ -150,7 +162,7 @@ class Config(Section):
     value_loss_fn: ValueLoss | None = None
     async_rl: AsyncRl = AsyncRl()
     failures: Failures = Failures()
-    data_plane: DataPlane = MemoryDataPlane()
+    data_plane: DataPlane | None = None  # None: memory in one process, ray_actor under Ray
     data: Data
     env: Env
     checkpointing: Checkpointing = Checkpointing()
@@ -163,6 +175,12 @@ class Config(Section):
         chosen = self.ppo or self.grpo
         assert chosen is not None, "checked when loaded"
         return chosen
+
+    @property
+    def chosen_data_plane(self) -> DataPlane:
+        """The one that is set, or the machine's own."""
+        own = RayActorDataPlane(name="ray_actor") if self.cluster.launch == "ray" else MemoryDataPlane()
+        return self.data_plane or own
 
     @property
     def policy_training_start_step(self) -> int:

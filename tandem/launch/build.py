@@ -36,7 +36,7 @@ VALIDATION_SEED_SHIFT = 1  # validation prompts are drawn and sampled under anot
 
 @dataclass
 class House:
-    """The roles of a run. close() ends the threads and processes that they own."""
+    """The roles of a run. They live as long as the machinery does."""
 
     machinery: Machinery
     chat: Chat
@@ -47,9 +47,6 @@ class House:
     plane: DataPlane
     architecture: str
     models: dict[str, Trainer] = field(default_factory=dict)
-
-    async def close(self) -> None:
-        await self.machinery.close()
 
 
 async def build_house(config: Config, machinery: Machinery) -> House:
@@ -62,12 +59,8 @@ async def build_house(config: Config, machinery: Machinery) -> House:
     shape = shape_of(policy.model_name, trust_remote_code=policy.trust_remote_code)
     check_length(config, shape.config.get_text_config().max_position_embeddings)
     env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
-    try:
-        plane = await machinery.start_plane()
-        engine = await machinery.start_engine(chat.pad_token_id)
-    except BaseException:
-        await machinery.close()
-        raise
+    plane = await machinery.start_plane()
+    engine = await machinery.start_engine(chat.pad_token_id)
     return House(machinery, chat, train_set, validation_set, engine, env, plane, architecture_of(shape))
 
 

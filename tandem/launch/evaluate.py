@@ -53,8 +53,8 @@ async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Me
     """Score the validation set once."""
     config = config.model_copy(update={"data_plane": MemoryDataPlane()})  # whichever plane the run has
     machinery = LocalMachinery(config)
-    house = await build_house(config, machinery)
     try:
+        house = await build_house(config, machinery)
         if checkpoint is not None:
             actor = await machinery.start_trainer("actor", house.plane)
             await actor.load_weights(checkpoint / "actor")
@@ -64,4 +64,4 @@ async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Me
         step = int(checkpoint.name.removeprefix("step_")) if checkpoint else 0
         return await evaluator(step)
     finally:
-        await house.close()
+        await machinery.close()

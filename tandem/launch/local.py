@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tandem.config import Config
 from tandem.launch.engines import build_engine
 from tandem.launch.planes import build_plane
@@ -23,7 +25,7 @@ class LocalMachinery:
 
     async def start_plane(self) -> DataPlane:
         """The one that the recipe names."""
-        self._plane = build_plane(self._config.data_plane)
+        self._plane = build_plane(self._config.chosen_data_plane)
         return self._plane
 
     async def start_engine(self, pad_token_id: int) -> Engine:
@@ -45,6 +47,10 @@ class LocalMachinery:
         """By reference."""
         assert self._engine is not None, "start_engine comes first"
         return MemoryCarrier(self.workers["actor"], [self._engine])
+
+    async def guard(self) -> None:
+        """There is no other process: waits for ever."""
+        await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         """Ends threads and processes."""

@@ -24,6 +24,10 @@ class Machinery(Protocol):
         """From the actor to the engine, both started here."""
         ...
 
+    async def guard(self) -> None:
+        """Waits for what would end the run from outside: RuntimeError when a process dies that it cannot do without."""
+        ...
+
     async def close(self) -> None:
         """End all that was started, plane included. Nothing of it is left."""
         ...

@@ -55,13 +55,22 @@ def train(loaded: Loaded) -> int:
         begin_from(resume_from, place.run_dir / "checkpoints")
         (place.run_dir / CONFIG).write_text(to_yaml(config_of_run(config, place.run_dir)))
         try:
-            stopped = asyncio.run(session(config, LocalMachinery(config), place, resume_from))
+            stopped = asyncio.run(session(config, machinery_of(config, place.run_dir), place, resume_from))
         except KeyboardInterrupt:
             place.console.print(how_to_go_on("interrupted", place.run_dir), soft_wrap=True, highlight=False)
             raise
         if stopped:
             place.console.print(how_to_go_on(f"stopped by {stopped}", place.run_dir), soft_wrap=True, highlight=False)
     return EXIT_CODES.get(stopped, 0)
+
+
+def machinery_of(config: Config, run_dir: Path) -> Machinery:
+    """What the recipe's `cluster.launch` names. ValueError when it cannot be had here."""
+    if config.cluster.launch == "local":
+        return LocalMachinery(config)
+    from tandem.launch.ray.machinery import RayMachinery  # an extra: only where it is asked for
+
+    return RayMachinery(config, run_dir)
 
 
 def config_of_run(config: Config, run_dir: Path) -> Config:
@@ -125,11 +134,11 @@ def stops(controller: Controller, limit_s: float | None) -> Generator[None]:
 
 async def session(config: Config, machinery: Machinery, place: Place, resume_from: Path | None) -> str:
     """Build the house, run the loop in it, and leave it tidy whatever happens. Returns why it ended early, or ''."""
-    house = await build_house(config, machinery)
     timeline = Timeline(place.run_dir / "timeline.json" if config.logger.timeline else None)
     display = Display(config.logger.console, console=place.console)
     sinks: list[Sink] = [display]
     try:
+        house = await build_house(config, machinery)
         controller, checkpoints = await build_controller(
             config, house, run_dir=place.run_dir, timeline=timeline, sinks=sinks
         )
@@ -151,7 +160,7 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
             accuracy_before=first_value(place.run_dir / "metrics.jsonl", "val/accuracy") if resume_from else None,
         )
         with stops(controller, config.checkpointing.must_save_by_s):
-            await controller.run()
+            await run_guarded(controller, machinery)
         if controller.stopped:
             return controller.stopped
         for line in before_and_after(place.run_dir / "validation", config.logger.num_val_samples_to_print):
@@ -162,4 +171,16 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
         for sink in sinks:
             sink.close()
         timeline.close()
-        await house.close()
+        await machinery.close()
+
+
+async def run_guarded(controller: Controller, machinery: Machinery) -> None:
+    """Run the loop; a process that dies under it ends it with that error."""
+    loop, guard = asyncio.ensure_future(controller.run()), asyncio.ensure_future(machinery.guard())
+    try:
+        await asyncio.wait({loop, guard}, return_when=asyncio.FIRST_COMPLETED)
+        (loop if loop.done() else guard).result()
+    finally:
+        for task in (loop, guard):
+            task.cancel()
+        await asyncio.gather(loop, guard, return_exceptions=True)

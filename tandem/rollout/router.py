@@ -6,7 +6,7 @@ import asyncio
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -96,7 +96,7 @@ class Router:
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
         """Every engine reads the same tensors, all of which are held until the last has them."""
-        held = list(weights)
+        held = list(weights) if isinstance(weights, Iterator) else weights  # what can be read once is read once
         for seat, _ in await self._all(lambda engine: engine.load_weights(version, held), fresh=True):
             seat.state = "serving"
 

@@ -20,7 +20,9 @@ def sections(root: type[Section] = Section) -> list[type[Section]]:
 
 def test_every_field_is_read_outside_the_checks():
     readers = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "config"]
-    readers += [PACKAGE / "config" / name for name in ("run.py", "algorithm.py", "asynchrony.py", "models.py")]
+    readers += [
+        PACKAGE / "config" / name for name in ("run.py", "algorithm.py", "asynchrony.py", "models.py", "placement.py")
+    ]
     text = "\n".join(path.read_text() for path in readers)
     read = (
         set(re.findall(r"\.(\w+)", text))

@@ -12,6 +12,7 @@ BASE = str(Path(__file__).with_name("base.yaml"))
 KL_ON = ["loss_fn.reference_policy_kl_penalty=0.1", "reference={}"]
 VALIDATE = ["data.validation={name: arithmetic, split: validation}"]
 SAVE = ["checkpointing.enabled=true"]
+RANKS = ["cluster.launch=ray", "cluster.gpus_per_node=2"]
 RATIO = ["loss_fn.ratio=token"]
 NO_SAVE, NO_RATIO = ["checkpointing.enabled=false"], ["loss_fn.ratio=none"]
 
@@ -88,10 +89,34 @@ CASES = [
         (
             f"{model}.parallel.sequence_parallel=true",
             [],
-            [f"{model}.parallel.tensor_parallel_size=2"],
+            [f"{model}.parallel.tensor_parallel_size=2", *RANKS],
             f"{model}.parallel.tensor_parallel_size = 1",
         )
         for model in ("policy", "value")
+    ),
+    *(
+        (f"cluster.{setting}", [], ["cluster.launch=ray"], "cluster.launch = local")
+        for setting in ("num_nodes=2", "gpus_per_node=2", "ray.address=auto", "ray.dashboard=true")
+    ),
+    *(
+        (f"cluster.ray.{setting}=5", [], ["cluster.launch=ray"], "cluster.launch = local")
+        for setting in ("start_timeout_s", "deadline_s")
+    ),
+    (
+        "cluster.ray.dashboard=true",
+        [*RANKS, "cluster.ray.address=auto"],
+        ["cluster.ray.address=null"],
+        "address = auto",
+    ),
+    *(
+        (
+            f"{who}.colocated.resources.{name}=1",
+            ["cluster.launch=ray", "cluster.gpus_per_node=3"],
+            [f"{who}.colocated.enabled=false"],
+            f"{who}.colocated.enabled = true",
+        )
+        for who in ("policy.generation", "value")
+        for name in ("num_nodes", "gpus_per_node")
     ),
     ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
     ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),

@@ -7,6 +7,7 @@ import pytest
 from tandem.config.errors import ConfigError
 from tandem.config.load import load
 from tandem.config.rules_algorithm import ALGORITHM_RULES
+from tandem.config.rules_cluster import CLUSTER_RULES
 from tandem.config.rules_models import MODEL_RULES
 from tandem.config.rules_sizes import SIZE_RULES
 from tests.config.rule_cases import CASES, PPO
@@ -26,7 +27,7 @@ def test_a_broken_rule_names_keys_values_and_way_out(rule: str, recipe: str, bro
     load(recipe, [*spaced(broken), *spaced(mended)])
 
 
-@pytest.mark.parametrize("rule", [*ALGORITHM_RULES, *SIZE_RULES, *MODEL_RULES])
+@pytest.mark.parametrize("rule", [*ALGORITHM_RULES, *SIZE_RULES, *MODEL_RULES, *CLUSTER_RULES])
 def test_every_rule_has_a_case(rule: Callable):
     assert rule.__name__ in {case[0] for case in CASES}
 

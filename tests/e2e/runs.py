@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from tandem.control.checkpoint import find_checkpoint
 from tandem.fingerprint import fingerprint
 from tandem.launch.build import build_controller, build_house
 from tandem.launch.local import LocalMachinery
+from tandem.launch.machinery import Machinery
 from tandem.launch.process import prepare
+from tandem.launch.session import machinery_of, run_guarded
 from tandem.metrics.timing import Timeline
+from tandem.roles import Fingerprint, Sink
 
 SHORT = (
     "{algorithm}.num_prompts_per_step=4",
@@ -56,25 +60,36 @@ def short_config(*overrides: str, recipe: str = "quickstart") -> Config:
     return load(recipe, [*(change.format(algorithm=algorithm) for change in SHORT), *overrides]).config
 
 
-def run(config: Config, run_dir: Path, *, resume: bool = False) -> Ran:
+# What a test does beside the run: called with the machinery, gives a sink.
+Beside = Callable[[Machinery], Sink]
+
+
+def run(config: Config, run_dir: Path, *, resume: bool = False, beside: Beside | None = None) -> Ran:
     """Run the loop to its end."""
     prepare(config.cluster)
-    return asyncio.run(_run(config, run_dir, resume))
+    return asyncio.run(_run(config, machinery_of(config, run_dir), run_dir, resume, beside))
 
 
-async def _run(config: Config, run_dir: Path, resume: bool) -> Ran:
-    machinery = LocalMachinery(config)
-    house = await build_house(config, machinery)
+async def _run(config: Config, machinery: Machinery, run_dir: Path, resume: bool, beside: Beside | None) -> Ran:
     sink = Memory()
+    sinks = [sink, *([beside(machinery)] if beside else [])]
     try:
+        house = await build_house(config, machinery)
         controller, checkpoints = await build_controller(
-            config, house, run_dir=run_dir, timeline=Timeline(), sinks=[sink]
+            config, house, run_dir=run_dir, timeline=Timeline(), sinks=sinks
         )
         checkpoint = find_checkpoint("auto", run_dir / "checkpoints") if resume else None
         if checkpoint:
             await checkpoints.restore(controller, checkpoint)
-        await controller.run()
-        weights = {name: fingerprint(worker.export_weights()) for name, worker in machinery.workers.items()}
-        return Ran(sink.records, weights)
+        await run_guarded(controller, machinery)
+        return Ran(sink.records, await digests(machinery))
     finally:
-        await house.close()
+        await machinery.close()
+
+
+async def digests(machinery: Machinery) -> dict[str, Fingerprint]:
+    """Of every model's weights, wherever they are."""
+    if isinstance(machinery, LocalMachinery):
+        return {name: fingerprint(worker.export_weights()) for name, worker in machinery.workers.items()}
+    exports = {name: await group.call("export") for name, group in machinery.groups.items()}
+    return {name: delivery.fingerprint for name, ((_, delivery), *_) in exports.items()}

@@ -43,7 +43,7 @@ def plain_loop(config: Config, run_dir: Path) -> Ran:
             kept.write(step, flatten(merge(rollout_metrics(groups), staleness_metrics(groups, step), learned)))
             await sync.publish(step + 1)
         weights = {name: fingerprint(worker.export_weights()) for name, worker in machinery.workers.items()}
-        await house.close()
+        await machinery.close()
         return Ran(kept.records, weights)
 
     return asyncio.run(loop())

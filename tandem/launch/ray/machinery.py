@@ -1,0 +1,113 @@
+"""The machinery of a run under Ray: who is started where, and how the parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+from uuid import uuid4
+
+from tandem.config import Config
+from tandem.config.placement import Slot, placement_of
+from tandem.launch.planes import build_plane
+from tandem.launch.ray.cluster import Cluster, Process
+from tandem.launch.ray.handles import ObjectStoreCarrier, RankGroup, RemoteEngine
+from tandem.launch.ray.workers import EngineProcess, Rank, TrainerRank
+from tandem.launch.trainers import names_of
+from tandem.launch.turns import TakesTurns, Turns
+from tandem.roles import DataPlane, Engine, Trainer
+from tandem.rollout.router import Router
+
+MAX_REISSUES = 2  # of a request whose engine died
+MAX_IMBALANCE = 8  # requests that a group's engine may have more than the least loaded
+
+
+class RayMachinery:
+    """Engines and ranks in the slots of a cluster; the loop, buffer and samplers stay in the driver."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        """Join or start Ray, and start all processes: they import while the driver reads data."""
+        self._config = config
+        self._placement = placement_of(config)
+        self._logs = run_dir / "logs"
+        self._cluster = Cluster(config, self._logs)
+        self._plane: DataPlane | None = None
+        self._engine: Router | None = None
+        self._pad_token_id = 0
+        self.groups: dict[str, RankGroup] = {}
+        self._engines = [self._engine_process(number) for number in range(len(self._placement["engine"]))]
+        self._ranks = {name: self._rank_processes(name) for name in names_of(config)}
+
+    def _engine_process(self, number: int) -> Process:
+        return self._cluster.start(f"engine {number}", EngineProcess, self._placement["engine"][number], vital=False)
+
+    def _rank_processes(self, name: str) -> list[Process]:
+        slots = enumerate(self._placement[name])
+        return [self._cluster.start(f"{name} rank {rank}", TrainerRank, slot, vital=True) for rank, slot in slots]
+
+    async def start_plane(self) -> DataPlane:
+        """The one that the recipe names, within reach of all processes."""
+        self._plane = await asyncio.to_thread(build_plane, self._config.chosen_data_plane)
+        return self._plane
+
+    async def start_engine(self, pad_token_id: int) -> Engine:
+        """An engine in each of its slots, and the router over them."""
+        self._pad_token_id = pad_token_id
+        await self._cluster.call(self._engines, "start", self._config, pad_token_id)
+        engines = [RemoteEngine(self._cluster, process) for process in self._engines]
+        self._engine = Router(
+            engines, max_reissues=MAX_REISSUES, max_imbalance=MAX_IMBALANCE, restart=self._restart_engine
+        )
+        return self._engine
+
+    async def _restart_engine(self, number: int) -> Engine:
+        process = self._engine_process(number)
+        await self._cluster.call([process], "start", self._config, self._pad_token_id)
+        return RemoteEngine(self._cluster, process)
+
+    async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
+        """All at one time. Those with the same slots take turns there."""
+        await asyncio.gather(*(self._start_group(name, plane) for name in self._ranks))
+        turns: defaultdict[tuple[Slot, ...], Turns] = defaultdict(Turns)
+        return {name: TakesTurns(self.groups[name], turns[self._placement[name]]) for name in self._ranks}
+
+    async def _start_group(self, name: str, plane: DataPlane) -> None:
+        processes = self._ranks[name]
+        meeting = await self._meeting(processes)
+        starts = [
+            self._cluster.call([process], "start", name, self._config, plane, self._rank(number, name, meeting))
+            for number, process in enumerate(processes)
+        ]
+        await asyncio.gather(*starts)
+        self.groups[name] = RankGroup(self._cluster, processes)
+
+    def _rank(self, index: int, name: str, meeting: str | tuple[str, int]) -> Rank:
+        return Rank(index, len(self._ranks[name]), meeting, self._config.cluster.ray.deadline_s)
+
+    async def _meeting(self, processes: list[Process]) -> str | tuple[str, int]:
+        """Ranks of one node meet in a file: no port is opened. Those of several at the first one's node."""
+        if len(set(await self._cluster.call(processes, "node"))) == 1:
+            return str(self._logs / f"{uuid4().hex}.meeting")
+        (address,) = await self._cluster.call(
+            processes[:1], "listen", len(processes), self._config.cluster.ray.deadline_s
+        )
+        return address
+
+    def carrier(self) -> ObjectStoreCarrier:
+        """Through Ray's object store."""
+        assert self._engine is not None, "start_engine comes first"
+        return ObjectStoreCarrier(self.groups["actor"], self._engine)
+
+    async def guard(self) -> None:
+        """Ends with an error when a process dies without which the run cannot go on."""
+        await self._cluster.guard()
+
+    async def close(self) -> None:
+        """All processes, and Ray where it was started for this run."""
+        if self._engine is not None:
+            await self._engine.close()
+        if self._plane is not None:
+            await self._plane.close()
+        await asyncio.to_thread(self._cluster.close)
+        for meeting in self._logs.glob("*.meeting"):
+            meeting.unlink()

@@ -1,0 +1,226 @@
+"""What runs inside the processes: a rank of a trainer, an engine. torch is imported when they start, not before."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import ray  # type: ignore  # only Ray imports this module
+
+from tandem.config import Config
+from tandem.roles import DataPlane, Delivery, Engine, Fingerprint, WriteFiles
+from tandem.types import Batch, Generation, Metrics, Sampling, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tandem.train.worker import Worker
+
+Warnings = list[tuple[str, int, str]]  # logger, level, text
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank's place among those that hold one model, and where they meet: a file, or (host, port) across nodes."""
+
+    index: int
+    count: int
+    meeting: str | tuple[str, int]
+    timeout_s: float
+
+
+class Member:
+    """What all processes have: a log file that gets everything, a life that the driver watches."""
+
+    def __init__(self, log_file: Path) -> None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(target, stream)
+        faulthandler.enable()
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as the command line sets it; before torch
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
+        )
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it takes a blocking wait in a thread for one in the loop
+        self._collector = Collector()
+        logging.getLogger("tandem").addHandler(self._collector)
+
+    async def stay(self) -> None:
+        """Never answered."""
+        await asyncio.get_running_loop().create_future()
+
+    async def warnings(self) -> Warnings:
+        """What was logged from WARNING up since the last call; waits until there is something."""
+        return await self._collector.take()
+
+    async def node(self) -> str:
+        """Where this process is."""
+        return ray.get_runtime_context().get_node_id()
+
+    def set_up(self, config: Config) -> None:
+        """This process's share of the node's CPUs, and the rest as in one process."""
+        import torch
+
+        from tandem.launch.process import prepare, quiet_libraries
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.cluster.gpus_per_node))
+        quiet_libraries()
+        prepare(config.cluster)
+
+
+class Collector(logging.Handler):
+    """Keeps warnings for the driver, from whichever thread they come."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kept: SimpleQueue[tuple[str, int, str]] = SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.put((record.name, record.levelno, record.getMessage()))
+
+    async def take(self) -> Warnings:
+        """At least one."""
+        taken = [await asyncio.to_thread(self._kept.get)]
+        while not self._kept.empty():
+            taken.append(self._kept.get())
+        return taken
+
+
+class TrainerRank(Member):
+    """One rank of actor, critic or reference: a Worker, told what to do."""
+
+    _worker: Worker
+    _plane: DataPlane
+
+    def __init__(self, log_file: Path) -> None:
+        super().__init__(log_file)
+        self._leads = False
+        self._snapshots: dict[int, WriteFiles] = {}
+        self._store: Any = None
+
+    async def listen(self, ranks: int, timeout_s: float) -> tuple[str, int]:
+        """Open the meeting of ranks on several nodes, at this one."""
+        import torch.distributed as dist
+
+        host = ray.util.get_node_ip_address()
+        timeout = timedelta(seconds=timeout_s)
+        self._store = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False, timeout=timeout)
+        return host, self._store.port
+
+    async def start(self, name: str, config: Config, plane: DataPlane, rank: Rank) -> None:
+        """Join the other ranks, and load the model."""
+        self.set_up(config)
+        from tandem.launch.trainers import build_trainer
+
+        self._leads = rank.index == 0
+        if rank.count > 1:
+            self._join(rank)
+        self._plane = plane
+        self._worker = build_trainer(name, config, plane)
+
+    def _join(self, rank: Rank) -> None:
+        import torch
+        import torch.distributed as dist
+
+        timeout = timedelta(seconds=rank.timeout_s)
+        if isinstance(rank.meeting, str):
+            if sys.platform == "linux":  # all on this node: nothing listens beyond it
+                os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            self._store = dist.FileStore(rank.meeting, rank.count)
+        elif self._store is None:
+            host, port = rank.meeting
+            self._store = dist.TCPStore(host, port, rank.count, is_master=False, timeout=timeout)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=rank.index, world_size=rank.count, timeout=timeout)
+
+    async def infer(self, batch: Batch, out: str) -> Metrics:
+        return merge(await self._worker.infer(batch, out), self._plane.drain())
+
+    async def forward_backward(self, batch: Batch, scale: Mapping[str, float]) -> Metrics:
+        return merge(await self._worker.forward_backward(batch, scale), self._plane.drain())
+
+    async def optim_step(self, divisor: float) -> Metrics:
+        return await self._worker.optim_step(divisor)
+
+    async def park(self) -> None:
+        await self._worker.park()
+
+    async def export(self) -> tuple[list[Any], Delivery]:
+        """All ranks put the weights together; the first one stores them, and says what it stored."""
+        return await asyncio.to_thread(self._export)
+
+    def _export(self) -> tuple[list[Any], Delivery]:
+        from tandem.fingerprint import digest
+        from tandem.launch.ray.parcels import store
+
+        weights = self._worker.export_weights()
+        if not self._leads:
+            for _ in weights:
+                continue
+            return [], Delivery({}, 0)
+        digests, total = {}, 0
+
+        def seen() -> Iterator[tuple[str, Tensor]]:
+            nonlocal total
+            for name, tensor in weights:
+                digests[name] = digest(tensor)
+                total += tensor.nbytes
+                yield name, tensor
+
+        return store(seen()).buckets, Delivery(digests, total)
+
+    async def snapshot(self, copy: bool, number: int) -> None:
+        """Keep it under a number until it is written."""
+        self._snapshots[number] = await self._worker.snapshot(copy=copy)
+
+    async def write(self, number: int, directory: Path) -> None:
+        """Write a kept snapshot, beside what else happens."""
+        await asyncio.to_thread(self._snapshots.pop(number), directory)
+
+    async def load(self, directory: Path) -> None:
+        await self._worker.load(directory)
+
+    async def load_weights(self, directory: Path) -> None:
+        await self._worker.load_weights(directory)
+
+
+class EngineProcess(Member):
+    """One engine, asked from the driver."""
+
+    _engine: Engine
+
+    async def start(self, config: Config, pad_token_id: int) -> None:
+        """Load the model."""
+        self.set_up(config)
+        from tandem.launch.engines import build_engine
+
+        self._engine = build_engine(config, pad_token_id)
+
+    async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
+        return await self._engine.generate(tokens, sampling)
+
+    async def pause(self, drain: bool) -> None:
+        await self._engine.pause(drain=drain)
+
+    async def resume(self, recompute_kv: bool) -> None:
+        await self._engine.resume(recompute_kv=recompute_kv)
+
+    async def load_weights(self, version: int, buckets: list[Any]) -> None:
+        """Take stored weights; on this node they are read where they lie."""
+        from tandem.launch.ray.parcels import unpack
+
+        parts = await asyncio.gather(*buckets)
+        await self._engine.load_weights(version, (unpack(parcel) for part in parts for parcel in part))
+
+    async def fingerprint(self) -> Fingerprint:
+        return await self._engine.fingerprint()

@@ -1,0 +1,103 @@
+"""Under Ray a run learns what it learns in one process, and what happens when one of its processes dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tandem.cli import leaves
+from tandem.config import Config
+from tandem.launch.machinery import Machinery
+from tests.e2e.runs import Ran, run, short_config
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.usefixtures("ray_here")]
+UNDER_RAY = ("cluster.launch=ray", "cluster.device=cpu", "cluster.num_threads=1")
+TWO_RANKS = (*UNDER_RAY, "cluster.gpus_per_node=2")
+
+
+def config_of(*overrides: str) -> Config:
+    return short_config("ppo.max_num_steps=2", *overrides)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same run in one process."""
+    return run(config_of(), tmp_path_factory.mktemp("alone"))
+
+
+def assert_near(found: Ran, wanted: Ran, tolerance: float) -> None:
+    """Bytes that go to several ranks, and padding, depend on the cut; nothing else does."""
+    for step, expected in zip(found.records, wanted.records, strict=True):
+        assert step.keys() == expected.keys()
+        for name, value in expected.items():
+            if not name.endswith(("/bytes_get", "/pad_fraction")):
+                assert step[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def test_one_rank_under_ray_is_one_process(alone: Ran, tmp_path: Path):
+    found = run(config_of(*UNDER_RAY), tmp_path)
+    assert found.weights == alone.weights
+    assert_near(found, alone, 1e-6)
+    assert [step["plane/bytes_get"] for step in found.records] == [step["plane/bytes_get"] for step in alone.records]
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {
+        "actor-rank-0.log",
+        "critic-rank-0.log",
+        "engine-0.log",
+    }
+
+
+class Killer:
+    """A sink that kills a process of the run after its first step."""
+
+    def __init__(self, machinery: Machinery, label: str) -> None:
+        self._machinery = machinery
+        self._label = label
+        self.killed_at = 0.0
+
+    def write(self, step: int, record: Mapping[str, float]) -> None:
+        import ray
+
+        if "rollout/reward" not in record or self.killed_at:
+            return
+        process = next(p for p in self._machinery._cluster._processes if p.label == self._label)
+        pid = ray.get(process.handle.__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(pid, signal.SIGKILL)
+        self.killed_at = time.monotonic()
+
+    def close(self) -> None: ...
+
+
+def test_two_ranks_with_two_engines_are_one_process_and_a_dead_rank_ends_the_run(alone: Ran, tmp_path: Path):
+    killers = []
+
+    def killer(machinery: Machinery) -> Killer:
+        killers.append(Killer(machinery, "actor rank 1"))
+        return killers[0]
+
+    with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+        run(config_of(*TWO_RANKS), tmp_path, beside=killer)
+    (error,) = leaves(caught.value)
+    assert re.search(r"(?s)^the process `actor rank 1` died: .*the end of .*actor-rank-1.log:", str(error))
+    assert time.monotonic() - killers[0].killed_at < 20
+    rest = run(config_of(*TWO_RANKS), tmp_path, resume=True)
+    assert_near(Ran(rest.records, {}), Ran(alone.records[-len(rest.records) :], {}), 1e-4)
+    assert rest.records
+
+
+def test_requests_of_a_dead_engine_are_written_by_another(alone: Ran, tmp_path: Path):
+    killers = []
+
+    def killer(machinery: Machinery) -> Killer:
+        killers.append(Killer(machinery, "engine 1"))
+        return killers[0]
+
+    shapes = ("cluster.gpus_per_node=2", "value.colocated.enabled=false")
+    found = run(config_of(*UNDER_RAY, *shapes), tmp_path, beside=killer)
+    assert killers[0].killed_at
+    assert_near(found, alone, 1e-6)
