@@ -97,7 +97,7 @@ def test_requests_of_a_dead_engine_are_written_by_another(alone: Ran, tmp_path: 
         killers.append(Killer(machinery, "engine 1"))
         return killers[0]
 
-    shapes = ("cluster.gpus_per_node=2", "value.colocated.enabled=false")
-    found = run(config_of(*UNDER_RAY, *shapes), tmp_path, beside=killer)
+    apart = "policy.generation.colocated={enabled: false, resources: {gpus_per_node: 2}}"
+    found = run(config_of(*UNDER_RAY, "cluster.gpus_per_node=3", apart), tmp_path, beside=killer)
     assert killers[0].killed_at
     assert_near(found, alone, 1e-6)

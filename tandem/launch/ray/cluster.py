@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 ASKED_AT_ONE_TIME = 100_000  # calls of one process: each of an engine's requests is one
+KNOCK_S = 10.0
 GRACE_S = 2.0  # after an error of one rank: long enough to see that another has died, which is then the cause
 TAIL_LINES = 12
 
@@ -77,10 +78,10 @@ class Cluster:
             gpus = 0 if config.cluster.device == "cpu" else torch.cuda.device_count()
             start_ray(len(self._users), gpus, dashboard=self._settings.dashboard)
             return
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
+            knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"cluster.ray.address={address}: no Ray could be joined there ({first_line(error)}); start one with "
                 "`ray start --head`, or set cluster.ray.address=null to start one for this run"
@@ -209,6 +210,13 @@ class Cluster:
             remove_placement_group(node)
         if self._connected:
             ray.shutdown()
+
+
+def knock(address: str) -> None:
+    """OSError when nothing listens at host:port: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def union(placement: Mapping[str, Sequence[Slot]]) -> list[Slot]:
