@@ -42,16 +42,19 @@ def own_gpus(loaded: Loaded) -> Iterator[str]:
 
 
 def layers_on_ranks(loaded: Loaded) -> Iterator[str]:
-    """Ranks that share each layer are a part of a trainer's ranks, all of them alike."""
+    """Ranks that share a layer or a micro-batch are a part of a trainer's ranks, all of them alike."""
     config = loaded.config
     placement = placement_of(config)
     for part, name, section in (("actor", "policy", config.policy), ("critic", "value", config.value)):
         ranks = len(placement.get(part, ()))
-        if section and ranks and ranks % section.parallel.tensor_parallel_size:
-            key = f"{name}.parallel.tensor_parallel_size"
+        if not section or not ranks:
+            continue
+        if ranks % (section.parallel.tensor_parallel_size * section.parallel.context_parallel_size):
+            layers, tokens = (f"{name}.parallel.{what}_parallel_size" for what in ("tensor", "context"))
+            sizes = f"{loaded.at('cluster.num_nodes')} x {loaded.at('cluster.gpus_per_node')}"
             yield (
-                f"{loaded.at(key)} does not divide the {ranks} ranks of the {part}, from "
-                f"{loaded.at('cluster.num_nodes')} x {loaded.at('cluster.gpus_per_node')}: set {key}=1, or other sizes"
+                f"{loaded.at(layers)} x {loaded.at(tokens)} does not divide the {ranks} ranks of the {part}, from "
+                f"{sizes}: set the first two to 1, or others that fit"
             )
 
 

@@ -10,8 +10,6 @@ OPD = f"ppo.adv_estimator.name=opd {NO_CRITIC}"
 GAE, SAMPLER, LOSS = "ppo.adv_estimator", "async_rl.sampler", "loss_fn"
 CORRECTION, TIS = f"{LOSS}.importance_sampling_correction", "{name:tis,ratio_max:2}"
 KL = f"{LOSS}.reference_policy_kl_penalty"
-RAY = "cluster.launch=ray"
-ENGINES = "policy.generation.colocated"
 OVERLONG = "ppo.reward_shaping={name:overlong,max_response_length:%d,overlong_buffer_length:%d}"
 
 # rule, recipe, overrides that break it, overrides after them that mend it, what the message names
@@ -348,20 +346,6 @@ CASES = [
         "policy.offload = all|cluster.device = cpu|policy.offload=none",
     ),
     (
-        "token_parts",
-        PPO,
-        "value.parallel={tensor_parallel_size:3,sequence_parallel:true}",
-        "value.sequence_packing.make_sequence_length_divisible_by=3",
-        "tensor_parallel_size = 3|sequence_parallel = true|make_sequence_length_divisible_by = 1|divisible_by=3",
-    ),
-    (
-        "token_parts",
-        PPO,
-        "policy.parallel={tensor_parallel_size:4,sequence_parallel:true,context_parallel_size:8}",
-        "policy.sequence_packing.make_sequence_length_divisible_by=32",
-        "context_parallel_size = 8|tensor_parallel_size = 4|make_sequence_length_divisible_by = 1|divisible_by=32",
-    ),
-    (
         "prompt_template",
         PPO,
         "data.prompt_template=hello",
@@ -388,34 +372,5 @@ CASES = [
         f"data.validation={ROWS} ppo.val_period=0 ppo.val_at_start=false ppo.val_at_end=false",
         "ppo.val_at_end=true",
         "data.validation (|val_period = 0|val_at_start = false|val_at_end = false|data.validation=null",
-    ),
-    (
-        "plane_within_reach",
-        PPO,
-        f"{RAY} data_plane.name=memory",
-        "data_plane=null",
-        "data_plane.name = memory|cluster.launch = ray|transfer_queue",
-    ),
-    ("own_gpus", PPO, f"{ENGINES}.enabled=false", f"{ENGINES}.enabled=true", f"{ENGINES}.enabled = false|launch=ray"),
-    (
-        "own_gpus",
-        PPO,
-        f"{RAY} {ENGINES}.enabled=false",
-        "cluster.gpus_per_node=2",
-        f"{ENGINES}.resources (1 x 1 GPUs)|cluster.num_nodes = 1|cluster.gpus_per_node = 1",
-    ),
-    (
-        "own_gpus",
-        PPO,
-        f"{RAY} cluster.gpus_per_node=2 {ENGINES}.enabled=false value.colocated.enabled=false",
-        "cluster.gpus_per_node=3",
-        f"{ENGINES}.resources (1 x 1 GPUs) and value.colocated.resources (1 x 1 GPUs)|gpus_per_node = 2",
-    ),
-    (
-        "layers_on_ranks",
-        PPO,
-        f"{RAY} cluster.gpus_per_node=3 value.parallel.tensor_parallel_size=2",
-        "cluster.gpus_per_node=4",
-        "value.parallel.tensor_parallel_size = 2|3 ranks of the critic|cluster.gpus_per_node = 3",
     ),
 ]

@@ -1,0 +1,68 @@
+"""More of rule_cases: configs that break the rules of machines, and of how models are laid on them."""
+
+from tests.config.rule_cases import PPO
+
+RAY = "cluster.launch=ray"
+ENGINES = "policy.generation.colocated"
+
+# rule, recipe, overrides that break it, overrides after them that mend it, what the message names
+CASES = [
+    (
+        "token_parts",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=3 value.parallel={{tensor_parallel_size:3,sequence_parallel:true}}",
+        "value.sequence_packing.make_sequence_length_divisible_by=3",
+        "tensor_parallel_size = 3|sequence_parallel = true|make_sequence_length_divisible_by = 1|divisible_by=3",
+    ),
+    (
+        "token_parts",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=32 policy.parallel="
+        "{tensor_parallel_size:4,sequence_parallel:true,context_parallel_size:8}",
+        "policy.sequence_packing.make_sequence_length_divisible_by=32",
+        "context_parallel_size = 8|tensor_parallel_size = 4|make_sequence_length_divisible_by = 1|divisible_by=32",
+    ),
+    (
+        "plane_within_reach",
+        PPO,
+        f"{RAY} data_plane.name=memory",
+        "data_plane=null",
+        "data_plane.name = memory|cluster.launch = ray|transfer_queue",
+    ),
+    ("own_gpus", PPO, f"{ENGINES}.enabled=false", f"{ENGINES}.enabled=true", f"{ENGINES}.enabled = false|launch=ray"),
+    (
+        "own_gpus",
+        PPO,
+        f"{RAY} {ENGINES}.enabled=false",
+        "cluster.gpus_per_node=2",
+        f"{ENGINES}.resources (1 x 1 GPUs)|cluster.num_nodes = 1|cluster.gpus_per_node = 1",
+    ),
+    (
+        "own_gpus",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=2 {ENGINES}.enabled=false value.colocated.enabled=false",
+        "cluster.gpus_per_node=3",
+        f"{ENGINES}.resources (1 x 1 GPUs) and value.colocated.resources (1 x 1 GPUs)|gpus_per_node = 2",
+    ),
+    (
+        "layers_on_ranks",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=3 value.parallel.tensor_parallel_size=2",
+        "cluster.gpus_per_node=4",
+        "value.parallel.tensor_parallel_size = 2|3 ranks of the critic|cluster.gpus_per_node = 3",
+    ),
+    (
+        "layers_on_ranks",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=2 policy.parallel.tensor_parallel_size=2 policy.parallel.context_parallel_size=2",
+        "cluster.gpus_per_node=4",
+        "policy.parallel.tensor_parallel_size = 2|policy.parallel.context_parallel_size = 2|2 ranks of the actor",
+    ),
+    (
+        "layers_on_ranks",
+        PPO,
+        "policy.parallel.tensor_parallel_size=2",
+        f"{RAY} cluster.gpus_per_node=2",
+        "policy.parallel.tensor_parallel_size = 2|1 ranks of the actor",
+    ),
+]
