@@ -58,6 +58,7 @@ PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_est
 
 UNDER_RAY = (
     *(f"cluster.{name}" for name in ("num_nodes", "gpus_per_node")),
+    *(f"{model}.parallel.data_parallel" for model in ("policy", "value")),
     *(f"cluster.ray.{name}" for name in ("address", "dashboard", "start_timeout_s", "deadline_s")),
     *(
         f"{who}.colocated.{name}"

@@ -21,7 +21,6 @@ from tandem.data.chat import Chat
 from tandem.data.prompts import Prompts, rows_of
 from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
-from tandem.launch.gpus import OwnDevices
 from tandem.launch.machinery import Machinery
 from tandem.launch.models import architecture_of, load_tokenizer, shape_of
 from tandem.launch.run_dir import UNTRAINED, append_record
@@ -177,7 +176,7 @@ async def build_controller(
             drain=config.async_rl.weight_update == "drain",
             recompute_kv=config.async_rl.recompute_kv_cache_after_weight_updates,
         ),
-        gpus=OwnDevices(),
+        gpus=house.machinery.gpus(),
         evaluate=build_evaluator(config, house, run_dir / "validation"),
         save=checkpoints.save if config.checkpointing.enabled else None,
         clock=timeline,

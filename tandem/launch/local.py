@@ -6,6 +6,7 @@ import asyncio
 
 from tandem.config import Config
 from tandem.launch.engines import build_engine
+from tandem.launch.gpus import SharedGpus
 from tandem.launch.planes import build_plane
 from tandem.launch.trainers import build_trainer, names_of
 from tandem.launch.turns import TakesTurns, Turns
@@ -21,6 +22,7 @@ class LocalMachinery:
         self._config = config
         self._plane: DataPlane | None = None
         self._engine: Engine | None = None
+        self._turns = Turns()
         self.workers: dict[str, Worker] = {}
 
     async def start_plane(self) -> DataPlane:
@@ -35,8 +37,7 @@ class LocalMachinery:
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
         """All that the recipe asks for. They share the device, so they take turns."""
-        turns = Turns()
-        return {name: TakesTurns(await self.start_trainer(name, plane), turns) for name in names_of(self._config)}
+        return {name: TakesTurns(await self.start_trainer(name, plane), self._turns) for name in names_of(self._config)}
 
     async def start_trainer(self, name: str, plane: DataPlane) -> Worker:
         """One of them."""
@@ -47,6 +48,10 @@ class LocalMachinery:
         """By reference."""
         assert self._engine is not None, "start_engine comes first"
         return MemoryCarrier(self.workers["actor"], [self._engine])
+
+    def gpus(self) -> SharedGpus:
+        """One device for all."""
+        return SharedGpus([self._turns])
 
     async def guard(self) -> None:
         """There is no other process: waits for ever."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tandem.roles import Carrier, DataPlane, Engine, Trainer
+from tandem.roles import Carrier, DataPlane, Engine, Gpus, Trainer
 
 
 class Machinery(Protocol):
@@ -22,6 +22,10 @@ class Machinery(Protocol):
 
     def carrier(self) -> Carrier:
         """From the actor to the engine, both started here."""
+        ...
+
+    def gpus(self) -> Gpus:
+        """Who computes when on devices that engines and trainers share."""
         ...
 
     async def guard(self) -> None:

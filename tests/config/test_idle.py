@@ -118,6 +118,10 @@ CASES = [
         for who in ("policy.generation", "value")
         for name in ("num_nodes", "gpus_per_node")
     ),
+    *(
+        (f"{model}.parallel.data_parallel=shard", [], ["cluster.launch=ray"], "cluster.launch = local")
+        for model in ("policy", "value")
+    ),
     ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
     ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),
 ]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tandem.launch.gpus import SharedGpus
 from tandem.launch.trainers import check_offload
 from tandem.launch.turns import TakesTurns, Turns
 from tandem.train.torch.backend import TorchBackend
@@ -54,8 +55,8 @@ class Watched:
         workers = {name: worker(backend, plane, OBJECTIVES[name], name=name) for name, backend in self.backends.items()}
         models = {name: TakesTurns(model, self.turns) for name, model in workers.items()}
         algorithm = algorithm_of(plane, models, span=self.span, **self._options)
-        self.metrics = await algorithm.step(chunks(chunk), step=0, train_policy=True)
-        await self.turns.release()
+        async with SharedGpus([self.turns]).training():
+            self.metrics = await algorithm.step(chunks(chunk), step=0, train_policy=True)
         for model in models.values():
             await model.close()
         return self
@@ -81,7 +82,7 @@ def test_one_model_is_there_at_a_time_and_a_step_learns_the_same(options):
     in_turn = asyncio.run(Watched("all", **options).step(chunk=4))
     assert all(names == {name} for name, names in zip(in_turn.calls, in_turn.there, strict=True))
     assert all(names == set(together.backends) for names in together.there)
-    assert present(in_turn.backends) == set(), "released"
+    assert present(in_turn.backends) == set(), "engines have the device now"
     assert_same(together, in_turn)
 
 

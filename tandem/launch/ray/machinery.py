@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from tandem.config import Config
 from tandem.config.placement import Slot, placement_of
+from tandem.launch.gpus import SharedGpus
 from tandem.launch.planes import build_plane
 from tandem.launch.ray.cluster import Cluster, Process
 from tandem.launch.ray.handles import ObjectStoreCarrier, RankGroup, RemoteEngine
@@ -34,6 +35,7 @@ class RayMachinery:
         self._plane: DataPlane | None = None
         self._engine: Router | None = None
         self._pad_token_id = 0
+        self._turns: defaultdict[tuple[Slot, ...], Turns] = defaultdict(Turns)
         self.groups: dict[str, RankGroup] = {}
         self._engines = [self._engine_process(number) for number in range(len(self._placement["engine"]))]
         self._ranks = {name: self._rank_processes(name) for name in names_of(config)}
@@ -68,8 +70,7 @@ class RayMachinery:
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
         """All at one time. Those with the same slots take turns there."""
         await asyncio.gather(*(self._start_group(name, plane) for name in self._ranks))
-        turns: defaultdict[tuple[Slot, ...], Turns] = defaultdict(Turns)
-        return {name: TakesTurns(self.groups[name], turns[self._placement[name]]) for name in self._ranks}
+        return {name: TakesTurns(self.groups[name], self._turns[self._placement[name]]) for name in self._ranks}
 
     async def _start_group(self, name: str, plane: DataPlane) -> None:
         processes = self._ranks[name]
@@ -97,6 +98,11 @@ class RayMachinery:
         """Through Ray's object store."""
         assert self._engine is not None, "start_engine comes first"
         return ObjectStoreCarrier(self.groups["actor"], self._engine)
+
+    def gpus(self) -> SharedGpus:
+        """Trainers make room where engines are too."""
+        engines = set(self._placement["engine"])
+        return SharedGpus([turns for slots, turns in self._turns.items() if engines & set(slots)])
 
     async def guard(self) -> None:
         """Ends with an error when a process dies without which the run cannot go on."""
