@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -174,9 +175,11 @@ def watch_agents() -> None:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started, as Linux lists them."""
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread may end at any time
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def first_line(error: Exception) -> str:

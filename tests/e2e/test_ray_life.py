@@ -1,0 +1,58 @@
+"""How runs with processes of their own end: killed, interrupted, or inside a Ray that others use. Nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="the package ray is not installed here (extra `ray`)")
+pytest.importorskip("psutil", reason="the package psutil, which Ray brings along, is not installed here")
+
+import ray
+
+from tests.e2e.whole_runs import ENDLESS, GONE_S, Begin, alive_as, assert_gone, runs_in
+
+pytestmark = pytest.mark.timeout(600)
+PLANE = ("data_plane.name=ray_actor",)
+UNDER_RAY = ("cluster.launch=ray", "cluster.device=cpu", "cluster.num_threads=1")
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    with runs_in(tmp_path) as start:
+        yield start
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=lambda end: end.name)
+@pytest.mark.parametrize("how", [PLANE, UNDER_RAY], ids=["plane", "launch"])
+def test_nothing_is_left_of_a_run_that_is_killed_or_interrupted(
+    tmp_path: Path, begin: Begin, how: tuple[str, ...], end: signal.Signals
+):
+    run = begin([*ENDLESS, *how, f"run_dir={tmp_path / 'run'}"])
+    run.trained(tmp_path / "run", steps=1)
+    if how is UNDER_RAY:
+        names = [alive_as(process) for process in run.started]
+        assert len([name for name in names if name.startswith(("ray::TrainerRank", "ray::EngineProcess"))]) == 3
+    assert run.process.pid is not None
+    os.kill(run.process.pid, end)
+    run.wait(run.ended)
+    assert run.process.exitcode == (-signal.SIGKILL if end == signal.SIGKILL else 130)
+    assert_gone(run)
+
+
+def test_a_run_gives_its_slots_back_to_the_ray_that_it_joined(tmp_path: Path, begin: Begin, ray_here: None):
+    def free() -> float:
+        return ray.available_resources().get("CPU", 0.0)
+
+    before, address = free(), ray.get_runtime_context().gcs_address
+    there = (f"cluster.ray.address={address}", f"run_dir={tmp_path / 'run'}")
+    run = begin([*ENDLESS, *UNDER_RAY, *there], RAY_AUTH_MODE="token")  # which Ray asks of who joins by address
+    run.trained(tmp_path / "run", steps=1)
+    assert free() == before - 1
+    run.process.kill()
+    run.wait(run.ended)
+    run.wait(lambda: free() == before, within_s=GONE_S)
