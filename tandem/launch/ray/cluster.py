@@ -84,8 +84,8 @@ class Cluster:
         except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"cluster.ray.address={address}: no Ray could be joined there ({first_line(error)}); start one with "
-                "`ray start --head`, or set cluster.ray.address=null to start one for this run; one that asks for a token "
-                "wants RAY_AUTH_MODE=token in the environment"
+                "`ray start --head`, or set cluster.ray.address=null to start one for this run; one that asks for a "
+                "token wants RAY_AUTH_MODE=token in the environment"
             ) from error
 
     def _take_slots(self, config: Config) -> None:
