@@ -142,6 +142,15 @@ TABLE = (
         for model in ("policy", "value")
     ),
     *(
+        Needs(
+            (f"{model}.parallel.reshard_after_forward",),
+            f"{model}.parallel.data_parallel",
+            lambda how: how != "replicate",
+            f"set {model}.parallel.data_parallel=shard",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
         Needs((f"{model}.trust_remote_code",), f"{model}.model_name", _on, f"give {model}.model_name")
         for model in ("value", "reference")
     ),

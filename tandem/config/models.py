@@ -77,6 +77,13 @@ class Parallel(Section):
     context_parallel_size: Count = 1
     sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
     data_parallel: Literal["replicate", "shard"] | None = None  # None: shard
+    # shard: a layer is gathered for each pass through it; False keeps it gathered over all micro-batches of a step.
+    reshard_after_forward: bool = True
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether ranks talk to each other inside of a layer."""
+        return self.tensor_parallel_size > 1 or self.context_parallel_size > 1
 
     @property
     def token_parts(self) -> int:
@@ -124,7 +131,9 @@ class TrainedModel(Section):
 
     precision: Precision = "bfloat16"  # of the forward and backward pass; weights and optimizer are float32
     attention: Literal["auto", "sdpa", "varlen"] = "auto"  # auto: varlen on a GPU, sdpa on a CPU
-    activation_checkpointing: bool = False
+    compile: bool | Literal["auto"] = "auto"  # layers and log-probs through torch.compile; auto: with the varlen kernel
+    # What a layer computes again in backward: nothing, all but products and attention, everything.
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
     # What waits in the host's memory while another model computes; the moments also while this one only infers.
     offload: Offload = "none"
     max_grad_norm: Positive | None = 1.0

@@ -56,6 +56,18 @@ def token_parts(loaded: Loaded) -> Iterator[str]:
         )
 
 
+def compiled_layers(loaded: Loaded) -> Iterator[str]:
+    """Layers that ranks share are not compiled."""
+    for model, section in (("policy", loaded.config.policy), ("value", loaded.config.value)):
+        if section is not None and section.compile is True and section.parallel.shares_layers:
+            names = ("tensor_parallel_size", "context_parallel_size")
+            shared = " and ".join(loaded.at(f"{model}.parallel.{name}") for name in names)
+            yield (
+                f"{loaded.at(f'{model}.compile')} compiles each layer for one rank, but {shared} share it between "
+                f"ranks: set {model}.compile=auto"
+            )
+
+
 def prompt_template(loaded: Loaded) -> Iterator[str]:
     """The prompt holds the question."""
     if "{question}" not in loaded.config.data.prompt_template:
@@ -101,6 +113,7 @@ MODEL_RULES = (
     varlen_attention,
     offload_from_cpu,
     token_parts,
+    compiled_layers,
     prompt_template,
     answer_in_prompt,
     validation_split,

@@ -35,6 +35,7 @@ class Pack:
     positions_P: Tensor
     sample_P: Tensor
     mask_P: Tensor
+    wanted_R: Tensor  # the places where mask_P is True: known here, so that no device is asked
     columns: Mapping[str, Tensor]
 
     @property
@@ -46,12 +47,18 @@ class Pack:
         """The same pack on another device."""
         return replace(
             self,
-            tokens_P=self.tokens_P.to(device, non_blocking=True),
-            positions_P=self.positions_P.to(device, non_blocking=True),
-            sample_P=self.sample_P.to(device, non_blocking=True),
-            mask_P=self.mask_P.to(device, non_blocking=True),
-            columns={name: column.to(device, non_blocking=True) for name, column in self.columns.items()},
+            tokens_P=send(self.tokens_P, device),
+            positions_P=send(self.positions_P, device),
+            sample_P=send(self.sample_P, device),
+            mask_P=send(self.mask_P, device),
+            wanted_R=send(self.wanted_R, device),
+            columns={name: send(column, device) for name, column in self.columns.items()},
         )
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """To a device without waiting for what it has to do before: that takes pinned memory."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 class Output(NamedTuple):

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from tandem.algorithms.value_loss import HlGauss, hl_gauss_value
 from tandem.train.backend import Output, Pack
-from tandem.train.logprobs import VocabularyPart, token_logprobs
+from tandem.train.logprobs import PLAIN, VocabularyPart, compiled_arithmetic, token_logprobs
 from tandem.train.packs import ALIGNMENT
 from tandem.train.torch.context import Context
 from tandem.train.torch.placement import region_of
@@ -27,6 +27,11 @@ class TokenLogprobs(nn.Module):
         self.outputs = lm_head.out_features
         self._temperature = temperature
         self._chunk_size = -(-chunk_size // ALIGNMENT) * ALIGNMENT
+        self._arithmetic = PLAIN
+
+    def compile_arithmetic(self) -> None:
+        """Let torch.compile fuse what is done to logits."""
+        self._arithmetic = compiled_arithmetic()
 
     def forward(self, hidden_PH: Tensor, pack: Pack, context: Context | None = None) -> Output:
         """Token t is predicted from t - 1. Rows are filled up to ALIGNMENT with the first one.
@@ -39,7 +44,7 @@ class TokenLogprobs(nn.Module):
         return Output(column_P=logprobs_P, entropy_P=entropy_P)
 
     def _predict(self, hidden_PH: Tensor, pack: Pack, context: Context | None) -> tuple[Tensor, Tensor]:
-        wanted, start = pack.mask_P.nonzero().squeeze(1), 0
+        wanted, start = pack.wanted_R, 0
         if context is not None:
             part = context.part(len(pack.tokens_P))
             wanted, start = wanted[(wanted > part.start) & (wanted <= part.stop)], part.start
@@ -48,18 +53,16 @@ class TokenLogprobs(nn.Module):
             nothing_P = torch.zeros_like(pack.tokens_P, dtype=torch.float32) + hidden_PH[0, 0] * 0 + weight_VH[0, 0] * 0
             return nothing_P, nothing_P
         rows = torch.cat([wanted, wanted[:1].expand(-len(wanted) % ALIGNMENT)])
-        device = hidden_PH.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        with torch.autocast(device, enabled=False):
-            logprobs_R, entropy_R = token_logprobs(
-                hidden_PH[rows - 1 - start],
-                weight_VH,
-                pack.tokens_P[rows],
-                temperature=self._temperature,
-                chunk_size=self._chunk_size,
-                dtype=dtype,
-                vocabulary=vocabulary,
-            )
+        logprobs_R, entropy_R = token_logprobs(
+            hidden_PH[rows - 1 - start],
+            weight_VH,
+            pack.tokens_P[rows],
+            temperature=self._temperature,
+            chunk_size=self._chunk_size,
+            dtype=weight_VH.dtype,
+            vocabulary=vocabulary,
+            arithmetic=self._arithmetic,
+        )
         return self._spread(logprobs_R, wanted, pack), self._spread(entropy_R, wanted, pack)
 
     def _spread(self, x_R: Tensor, wanted: Tensor, pack: Pack) -> Tensor:
@@ -91,8 +94,7 @@ class ValueHead(nn.Module):
 
         Ranks that share a pack give the hidden states of their slices.
         """
-        with torch.autocast(hidden_PH.device.type, enabled=False):
-            after_PB = self.linear(hidden_PH.float())
+        after_PB = self.linear(hidden_PH.float())
         if context is not None:
             part = context.part(len(pack.tokens_P))
             after_PB = context.total(pad(after_PB, (0, 0, part.start, len(pack.tokens_P) - part.stop)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +26,78 @@ class VocabularyPart:
     group: dist.ProcessGroup
 
 
+class ChunkArithmetic(NamedTuple):
+    """What is done to the logits of one chunk between the matrix products; see the functions of these names."""
+
+    statistics: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+    gradient: Callable[[Tensor, ChunkBackward, float, torch.dtype], Tensor]
+
+
+class ChunkBackward(NamedTuple):
+    """Of each row of a chunk: its norm and entropy, its token's column, and the gradients that came.
+
+    `own_C` is that of the log-prob where the token's logit is of this rank, 0 elsewhere.
+    """
+
+    norm_C: Tensor
+    entropy_C: Tensor
+    column_C: Tensor
+    own_C: Tensor
+    grad_logprobs_C: Tensor | None
+    grad_entropy_C: Tensor | None
+
+
+def chunk_statistics(products_CV: Tensor, column_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm (log-sum-exp) of each row of logits, the log-prob of its column, and the entropy."""
+    logits_CV = products_CV if temperature == 1.0 else products_CV / temperature
+    norm_C = logits_CV.logsumexp(-1)
+    l_CV = logits_CV - norm_C[:, None]
+    return norm_C, l_CV.gather(1, column_C[:, None]).squeeze(1), -l_CV.exp().mul_(l_CV).sum(-1)
+
+
+def logits_gradient(products_CV: Tensor, of: ChunkBackward, temperature: float, dtype: torch.dtype) -> Tensor:
+    """With p = softmax(z), l_v = log p_v and H = -sum_v p_v l_v:
+
+    d l_token / d z = onehot(token) - p,    d H / d z = -p (l + H).
+    """
+    logits_CV = products_CV if temperature == 1.0 else products_CV / temperature
+    l_CV = logits_CV - of.norm_C[:, None]
+    p_CV = l_CV.exp()
+    grad_CV = torch.zeros_like(p_CV)
+    if of.grad_logprobs_C is not None:
+        grad_CV = p_CV * -of.grad_logprobs_C[:, None]
+        token_CV = torch.arange(p_CV.shape[1], device=p_CV.device) == of.column_C[:, None]
+        grad_CV = torch.where(token_CV, grad_CV + of.own_C[:, None], grad_CV)
+    if of.grad_entropy_C is not None:
+        grad_CV = grad_CV - (l_CV + of.entropy_C[:, None]).mul_(p_CV).mul_(of.grad_entropy_C[:, None])
+    return (grad_CV * (1 / temperature)).to(dtype)
+
+
+PLAIN = ChunkArithmetic(chunk_statistics, logits_gradient)
+
+
+def compiled_arithmetic() -> ChunkArithmetic:
+    """One kernel or two where PLAIN reads and writes [C, V] numbers a dozen times."""
+    statistics, gradient = torch.compile(chunk_statistics), torch.compile(logits_gradient)
+
+    def any_rows(products_CV: Tensor, column_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        _any_length(products_CV, column_C)
+        return statistics(products_CV, column_C, temperature)
+
+    def any_rows_back(products_CV: Tensor, of: ChunkBackward, temperature: float, dtype: torch.dtype) -> Tensor:
+        _any_length(products_CV, *of)
+        return gradient(products_CV, of, temperature, dtype)
+
+    return ChunkArithmetic(any_rows, any_rows_back)
+
+
+def _any_length(*tensors: Tensor | None) -> None:
+    """Let a graph take any number of rows, but know the vocabulary: its kernels then read whole vectors."""
+    for tensor in tensors:
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
 def token_logprobs(
     hidden_RH: Tensor,
     weight_VH: Tensor,
@@ -34,6 +107,7 @@ def token_logprobs(
     chunk_size: int,
     dtype: torch.dtype,
     vocabulary: VocabularyPart | None = None,
+    arithmetic: ChunkArithmetic = PLAIN,
 ) -> TokenStatistics:
     """log softmax(h W^T / temperature)[token] and the entropy of that softmax, both differentiable.
 
@@ -47,15 +121,12 @@ def token_logprobs(
             f"token_logprobs wants hidden [R, H], weight [V, H], tokens [R], got {tuple(hidden_RH.shape)}, "
             f"{tuple(weight_VH.shape)}, {tuple(tokens_R.shape)}"
         )
-    arguments = hidden_RH, weight_VH, tokens_R, temperature, chunk_size, dtype, vocabulary
+    arguments = hidden_RH, weight_VH, tokens_R, temperature, chunk_size, dtype, vocabulary, arithmetic
     return TokenStatistics(*_TokenLogprobs.apply(*arguments))
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """With p = softmax(z), z = h W^T / temperature, l_v = log p_v and H = -sum_v p_v l_v:
-
-    d l_token / d z = onehot(token) - p,    d H / d z = -p (l + H).
-    """
+    """z = h W^T / temperature, chunk by chunk, twice."""
 
     @staticmethod
     def forward(
@@ -67,6 +138,7 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk_size: int,
         dtype: torch.dtype,
         vocabulary: VocabularyPart | None,
+        arithmetic: ChunkArithmetic,
     ) -> tuple[Tensor, Tensor]:
         weight = weight_VH.to(dtype)
         column_R, here_R = _columns(tokens_R, len(weight), vocabulary)
@@ -75,44 +147,40 @@ class _TokenLogprobs(torch.autograd.Function):
         norm_R = torch.empty_like(logprobs_R)
         for start in range(0, len(tokens_R), chunk_size):
             part = slice(start, start + chunk_size)
-            l_CV = _logits(hidden_RH[part].to(dtype), weight, temperature)
-            norm_R[part] = l_CV.logsumexp(-1)
-            l_CV.sub_(norm_R[part, None])
-            logprobs_R[part] = l_CV.gather(1, column_R[part, None]).squeeze(1)
-            entropy_R[part] = -l_CV.exp().mul_(l_CV).sum(-1)
+            products_CV = _products(hidden_RH[part].to(dtype), weight)
+            norm_R[part], logprobs_R[part], entropy_R[part] = arithmetic.statistics(
+                products_CV, column_R[part], temperature
+            )
+            del products_CV  # before the next chunk's
         if vocabulary is not None:
             logprobs_R, entropy_R, norm_R = _combine(logprobs_R, entropy_R, norm_R, here_R, vocabulary.group)
         ctx.set_materialize_grads(False)  # an entropy that is only measured costs nothing in backward
         ctx.save_for_backward(hidden_RH, weight_VH, tokens_R, norm_R, entropy_R)
         ctx.temperature, ctx.chunk_size, ctx.dtype, ctx.vocabulary = temperature, chunk_size, dtype, vocabulary
+        ctx.arithmetic = arithmetic
         return logprobs_R, entropy_R
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs_R, grad_entropy_R = gradients
         hidden_RH, weight_VH, tokens_R, norm_R, entropy_R = ctx.saved_tensors
         weight = weight_VH.to(ctx.dtype)
         column_R, here_R = _columns(tokens_R, len(weight), ctx.vocabulary)
+        own_R = torch.zeros_like(norm_R) if grad_logprobs_R is None else torch.where(here_R, grad_logprobs_R, 0.0)
         grad_hidden_RH = torch.empty_like(hidden_RH)
-        grad_weight_VH = torch.zeros_like(weight_VH)
+        grad_weight_VH = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(tokens_R), ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
             hidden = hidden_RH[part].to(ctx.dtype)
-            l_CV = _logits(hidden, weight, ctx.temperature).sub_(norm_R[part, None])
-            p_CV = l_CV.exp()
-            grad_CV = torch.zeros_like(p_CV)
-            if grad_logprobs_R is not None:
-                grad_CV = p_CV * -grad_logprobs_R[part, None]
-                own_C = torch.where(here_R[part], grad_logprobs_R[part], 0.0)
-                grad_CV.scatter_add_(1, column_R[part, None], own_C[:, None])
-            if grad_entropy_R is not None:
-                grad_CV -= l_CV.add_(entropy_R[part, None]).mul_(p_CV).mul_(grad_entropy_R[part, None])
-            grad = grad_CV.mul_(1 / ctx.temperature).to(ctx.dtype)
-            grad_hidden_RH[part] = (grad @ weight).to(hidden_RH.dtype)
-            grad_weight_VH += grad.t() @ hidden
+            came = (None if x_R is None else x_R[part] for x_R in (grad_logprobs_R, grad_entropy_R))
+            of = ChunkBackward(norm_R[part], entropy_R[part], column_R[part], own_R[part], *came)
+            grad_CV = ctx.arithmetic.gradient(_products(hidden, weight), of, ctx.temperature, ctx.dtype)
+            grad_hidden_RH[part] = (grad_CV @ weight).to(hidden_RH.dtype)
+            _add_product(grad_weight_VH, grad_CV.t(), hidden)
+            del grad_CV
         if ctx.vocabulary is not None:
             dist.all_reduce(grad_hidden_RH, group=ctx.vocabulary.group)
-        return grad_hidden_RH, grad_weight_VH, None, None, None, None, None
+        return grad_hidden_RH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None, None
 
 
 def _columns(tokens_R: Tensor, size: int, vocabulary: VocabularyPart | None) -> tuple[Tensor, Tensor]:
@@ -140,10 +208,16 @@ def _combine(
     return both_2R[0], both_2R[1], whole_R
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
-    """float32 logits. A GPU keeps the products' float32 sums; rounding logits to bfloat16 would cost 2-3 digits."""
+def _products(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+    """float32 h W^T. A GPU keeps the products' float32 sums; rounding logits to bfloat16 would cost 2-3 digits."""
     if hidden_CH.is_cuda and hidden_CH.dtype != torch.float32:
-        logits_CV = torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32)
+        return torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32)
+    return (hidden_CH @ weight_VH.t()).float()
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, in float32; on a GPU inside of the product."""
+    if left.is_cuda and left.dtype != torch.float32:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
-        logits_CV = (hidden_CH @ weight_VH.t()).float()
-    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+        total += left @ right

@@ -49,6 +49,7 @@ def pack_rows(
         positions_P=positions_P,
         sample_P=torch.repeat_interleave(torch.tensor(sequences)),
         mask_P=mask_P,
+        wanted_R=mask_P.nonzero().squeeze(1),
         columns=packed,
     )
 

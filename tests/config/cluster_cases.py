@@ -65,4 +65,11 @@ CASES = [
         f"{RAY} cluster.gpus_per_node=2",
         "policy.parallel.tensor_parallel_size = 2|1 ranks of the actor",
     ),
+    (
+        "compiled_layers",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=2 value.compile=true value.parallel.context_parallel_size=2",
+        "value.parallel.context_parallel_size=1",
+        "value.compile = true|value.parallel.context_parallel_size = 2",
+    ),
 ]

@@ -122,6 +122,15 @@ CASES = [
         (f"{model}.parallel.data_parallel=shard", [], ["cluster.launch=ray"], "cluster.launch = local")
         for model in ("policy", "value")
     ),
+    *(
+        (
+            f"{model}.parallel.reshard_after_forward=false",
+            [*RANKS, f"{model}.parallel.data_parallel=replicate"],
+            [f"{model}.parallel.data_parallel=shard"],
+            f"{model}.parallel.data_parallel = replicate",
+        )
+        for model in ("policy", "value")
+    ),
     ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
     ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),
 ]

@@ -58,7 +58,8 @@ def test_everything_leaves_and_comes_back_with_its_bits(before):
     assert torch.cuda.memory_allocated() - before < SLACK
     assert reserved - torch.cuda.memory_reserved() > 3 * size, "other processes can have it"
     backend._away.give_back()
-    assert abs(torch.cuda.memory_allocated() - before - 2 * size) < SLACK, "moments come back for the step alone"
+    back = torch.cuda.memory_allocated() - before
+    assert abs(back - 2 * size - size // 2) < SLACK, "weights, their copy and the gradient: moments only for the step"
     backend._optimizer._away.give_back()
     assert all(map(torch.equal, state(backend), wanted))
     assert not backend.optim_step(1000.0).refused
@@ -71,6 +72,6 @@ def test_moments_stay_away_while_a_model_infers(before):
     backend.optim_step(1000.0)
     assert torch.cuda.memory_allocated() - before > 3 * size - SLACK
     list(backend.infer(packs_of(LENGTHS, COLUMNS, 1024)))
-    assert torch.cuda.memory_allocated() - before < size + SLACK
+    assert torch.cuda.memory_allocated() - before < size + size // 2 + SLACK, "weights and their copy"
     learn(backend)
     assert not backend.optim_step(1000.0).refused

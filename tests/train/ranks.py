@@ -1,4 +1,4 @@
-"""Processes that train one model together over gloo on this machine; what they all do here can be compared."""
+"""Processes that train one model together on this machine; what they all do here can be compared."""
 
 from __future__ import annotations
 
@@ -19,12 +19,22 @@ FORKS.set_forkserver_preload(["tests.train.updates"])
 
 
 def on_ranks(
-    ranks: int, work: Callable[..., Any], *arguments: object, folder: Path, timeout_s: float = 90
+    ranks: int,
+    work: Callable[..., Any],
+    *arguments: object,
+    folder: Path,
+    timeout_s: float = 90,
+    backend: str = "gloo",
 ) -> list[Any]:
-    """`work(*arguments)` on every rank; its results in the order of the ranks. The first error ends them all."""
+    """`work(*arguments)` on every rank; its results in the order of the ranks. The first error ends them all.
+
+    With nccl each rank has a GPU of its own, and no fork: what the server imports may have started CUDA.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn") if backend == "nccl" else FORKS
     processes = [
-        FORKS.Process(target=_rank, args=(rank, ranks, folder, work, arguments), daemon=True) for rank in range(ranks)
+        context.Process(target=_rank, args=(rank, ranks, backend, folder, work, arguments), daemon=True)
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -47,12 +57,16 @@ def on_ranks(
     return [torch.load(folder / f"result-{rank}", weights_only=False) for rank in range(ranks)]
 
 
-def _rank(rank: int, ranks: int, folder: Path, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+def _rank(
+    rank: int, ranks: int, backend: str, folder: Path, work: Callable[..., Any], arguments: tuple[object, ...]
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), ranks)
     try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
         torch.save(work(*arguments), folder / f"result-{rank}")
         dist.barrier()
         dist.destroy_process_group()

@@ -55,21 +55,26 @@ def actor_backend(
     config: TrainedModel | None = None,
     temperature: float = 1.0,
     steps: int | None = 10,
+    device: torch.device = CPU,
 ) -> TorchBackend:
     model = model or llama()
     head = TokenLogprobs(model.get_output_embeddings(), temperature=temperature, chunk_size=32)
-    return build_torch_backend(model, head, config or settings(), total_optimizer_steps=steps, device=CPU)
+    return build_torch_backend(model, head, config or settings(), total_optimizer_steps=steps, device=device)
 
 
 def critic_backend(
-    config: TrainedModel | None = None, support: tuple[float, float, int] | None = None, *, zero: bool = False
+    config: TrainedModel | None = None,
+    support: tuple[float, float, int] | None = None,
+    *,
+    zero: bool = False,
+    device: torch.device = CPU,
 ) -> TorchBackend:
     """`zero` leaves the head as it starts; otherwise values are random."""
     model = llama()
     head = ValueHead(SHAPE["hidden_size"], support=support)
     if not zero:
         torch.nn.init.normal_(head.linear.weight, std=0.2)
-    return build_torch_backend(model, head, config or settings(), total_optimizer_steps=10, device=CPU)
+    return build_torch_backend(model, head, config or settings(), total_optimizer_steps=10, device=device)
 
 
 def worker(

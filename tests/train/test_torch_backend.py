@@ -138,10 +138,12 @@ def test_one_step_has_the_same_bits_with_one_thread_and_with_two(build):
     assert different == []
 
 
-def test_activation_checkpointing_changes_no_gradient():
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_changes_no_gradient(mode, precision):
     found = []
-    for checkpointing in (False, True):
-        backend = actor_backend(config=settings(activation_checkpointing=checkpointing))
+    for checkpointing in ("none", mode):
+        backend = actor_backend(config=settings(activation_checkpointing=checkpointing, precision=precision))
         backend.forward_backward(packs_of(), likelihood)
         found.append(gradients(backend))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -22,13 +22,14 @@ SHARD = (("data_parallel", "shard"),)
 REPLICATE = (("data_parallel", "replicate"),)
 TENSOR = (("tensor_parallel_size", 2),)
 SEQUENCE = (*TENSOR, ("sequence_parallel", True))
-CHECKPOINTED = (("activation_checkpointing", True),)
+CHECKPOINTED = (("activation_checkpointing", "full"),)
 CONTEXT = (("context_parallel_size", 2),)
 UNPACKED = (("enabled", False),)
 CASES = {
     "shard": Case(parallel=SHARD),
     "shard-critic": Case("critic", parallel=SHARD),
     "shard-untied-checkpointed": Case(model="untied", parallel=SHARD, changes=CHECKPOINTED),
+    "shard-kept": Case(parallel=(*SHARD, ("reshard_after_forward", False))),
     "shard-one-sample": Case(lengths=(23,), parallel=SHARD),
     "replicate": Case(parallel=REPLICATE),
     "replicate-critic": Case("critic", parallel=REPLICATE),

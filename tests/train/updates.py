@@ -65,6 +65,7 @@ class Case:
     changes: tuple[tuple[str, object], ...] = ()
     packing: tuple[tuple[str, object], ...] = ()
     parks: bool = False  # after every call
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,11 @@ def join(parts: list[Seen]) -> Seen:
 
 def backend_of(case: Case) -> TorchBackend:
     config = settings(parallel=dict(case.parallel), optimizer=OPTIMIZER, **dict(case.changes))
+    device = torch.device(case.device)
     if case.kind == "actor":
-        return actor_backend(MODELS[case.model](), config, temperature=0.7)
+        return actor_backend(MODELS[case.model](), config, temperature=0.7, device=device)
     torch.manual_seed(1)
-    return critic_backend(config, support=(-2.0, 2.0, 11) if case.kind == "bins" else None)
+    return critic_backend(config, support=(-2.0, 2.0, 11) if case.kind == "bins" else None, device=device)
 
 
 def update(case: Case, load: Path | None = None, save: Path | None = None) -> Seen:
@@ -131,7 +133,7 @@ async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
     await call(model.infer(batch, "second"))
     if save is not None:
         (await model.snapshot(copy=True))(save)
-    weights = {name: tensor.clone() for name, tensor in model.export_weights()}
+    weights = {name: tensor.clone().cpu() for name, tensor in model.export_weights()}
     await model.close()
     return Seen(await present(plane, batch, "first"), await present(plane, batch, "second"), gradient, weights, metrics)
 
@@ -139,7 +141,7 @@ async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
 def whole_gradient(backend: TorchBackend) -> dict[str, Tensor]:
     """Summed over the ranks and put together. The backend's own is cleared."""
     parts = backend._mesh.take_gradients(backend.parameters)
-    return {name: whole_of(parts[name], parameter).clone() for name, parameter in backend.parameters.items()}
+    return {name: whole_of(parts[name], parameter).clone().cpu() for name, parameter in backend.parameters.items()}
 
 
 async def present(plane: MemoryPlane, batch: Batch, name: str) -> dict[int, Tensor]:

@@ -19,7 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from tandem.train.backend import Pack
+from tandem.train.backend import Pack, send
 from tandem.train.torch.context import Context
 
 NAME = "tandem_packed"
@@ -93,13 +93,13 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         source = starts[members, None] + torch.arange(length)
         inside = source < ends[members, None]
         slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
-        buckets.append(Bucket(len(members), length, source.minimum(ends[members, None] - 1).flatten().to(device)))
+        buckets.append(Bucket(len(members), length, send(source.minimum(ends[members, None] - 1).flatten(), device)))
         offset += inside.numel()
     return Layout(
-        cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
+        cu_seqlens=send(torch.tensor(borders, dtype=torch.int32), device),
         max_length=max(lengths),
         buckets=tuple(buckets),
-        slot_P=slots.to(device),
+        slot_P=send(slots, device),
         kernel=kernel,
         own=None if context is None else own_slice(borders, context, device),
     )
@@ -116,8 +116,8 @@ def own_slice(borders: Sequence[int], context: Context, device: torch.device) ->
         context=context,
         part=part,
         keys=slice(seen[0][0], part.stop),
-        cu_queries=torch.tensor(cu_queries, dtype=torch.int32, device=device),
-        cu_keys=torch.tensor(cu_keys, dtype=torch.int32, device=device),
+        cu_queries=send(torch.tensor(cu_queries, dtype=torch.int32), device),
+        cu_keys=send(torch.tensor(cu_keys, dtype=torch.int32), device),
         max_queries=max(queries),
         max_keys=max(keys),
     )
@@ -154,15 +154,14 @@ def packed_attention(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
-    dtype = torch.bfloat16 if query.dtype == torch.float32 else query.dtype  # under autocast a rotary term is float32
     lengths = layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length
     if (own := layout.own) is not None:
         key, value = key[own.keys], value[own.keys]
         lengths = own.cu_queries, own.cu_keys, own.max_queries, own.max_keys
     attended = ATTEND(
-        query.to(dtype),
-        key.to(dtype),
-        value.to(dtype),
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
         *lengths,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
@@ -171,6 +170,7 @@ def _varlen(
     return attended
 
 
+@torch.compiler.disable  # a graph would be one of these buckets only
 def _bucketed(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:

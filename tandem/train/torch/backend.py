@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,11 +19,14 @@ from tandem.train.optim import Optimizer
 from tandem.train.packs import probe_pack
 from tandem.train.sharding import Shard
 from tandem.train.torch.attention import Kernel, Layout, lay_out, use_packed_attention
+from tandem.train.torch.checkpointing import use_checkpointing
+from tandem.train.torch.compiling import compile_layers, will_compile
 from tandem.train.torch.files import SavedTensors, file_name, held
 from tandem.train.torch.mesh import Mesh, build_mesh
 from tandem.train.torch.offload import HostMemory
-from tandem.train.torch.parallel import lay_on_mesh, release
+from tandem.train.torch.parallel import keep_gathered, lay_on_mesh, release
 from tandem.train.torch.placement import gathered, part_of, region_of, whole_of
+from tandem.train.torch.precision import WorkingCopies, put_copies
 from tandem.types import Metrics, merge
 
 WEIGHTS = "model"  # the stem of their files
@@ -47,39 +49,59 @@ def build_torch_backend(
     """
     kernel = choose_kernel(config, device)
     mesh = build_mesh(config.parallel, device)
-    for module in (model, head):
-        nn.Module.to(module, device=device, dtype=torch.float32)  # transformers' own `to` has no signature
-    use_packed_attention(model)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0  # two passes over one batch must agree
-    trained = total_optimizer_steps is not None
-    checkpointing = config.activation_checkpointing and trained
-    if checkpointing:
-        with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # its new name is not in 5.17
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train(checkpointing)  # transformers checkpoints in training mode only
-    if isinstance(head, TokenLogprobs):
-        check_output_layer(model, device)
+    dtype, trained = PRECISIONS[config.precision], total_optimizer_steps is not None
+    make_ready(model, head, device)
+    compiled = will_compile(config, device, kernel)
+    if trained and (config.activation_checkpointing == "full" or not compiled):
+        use_checkpointing(model, config.activation_checkpointing)
     for parameter in named_parameters(model, head).values():
         parameter.requires_grad_(trained)
-    dtype = PRECISIONS[config.precision]
+    if not trained:
+        put_copies(model, named_parameters(model, head), dtype)  # nothing needs the digits
     backbone = model.base_model
     assert isinstance(backbone, PreTrainedModel), "transformers' own word for it is Module"
     whole = BackboneWithHead(backbone, head)
     shape = shape_of(model.config, head.outputs, head_everywhere=isinstance(head, ValueHead))
     lay_on_mesh(whole, backbone, head, mesh, dtype)
     parameters = named_parameters(model, head)
+    apart = trained and dtype != torch.float32 and not mesh.shards_weights  # FSDP casts what it gathers
+    copies = WorkingCopies(parameters, put_copies(model, parameters, dtype) if apart else {})
+    if compiled:
+        selective = config.activation_checkpointing == "selective"
+        compile_layers(backbone, kernel, trained=trained, selective=selective)
+        if isinstance(head, TokenLogprobs):
+            head.compile_arithmetic()
     optimizer = None
     if total_optimizer_steps is not None:  # before any forward pass: FSDP then shows gathered weights in their place
         optimizer = Optimizer(parameters, config, total_optimizer_steps, mesh)
     machine = Machine(shape, peak_tflops(device, dtype))
     backend = TorchBackend(
-        whole, parameters, optimizer, mesh=mesh, kernel=kernel, dtype=dtype, machine=machine, offload=config.offload
+        whole,
+        parameters,
+        copies,
+        optimizer,
+        mesh=mesh,
+        kernel=kernel,
+        dtype=dtype,
+        machine=machine,
+        offload=config.offload,
     )
     if config.offload == "all":
         backend.park()  # room for the model that is built next
     return backend
+
+
+def make_ready(model: PreTrainedModel, head: TokenLogprobs | ValueHead, device: torch.device) -> None:
+    """On the device, in float32, with packed attention and without dropout."""
+    for module in (model, head):
+        nn.Module.to(module, device=device, dtype=torch.float32)  # transformers' own `to` has no signature
+    use_packed_attention(model)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # two passes over one batch must agree
+    model.eval()
+    if isinstance(head, TokenLogprobs):
+        check_output_layer(model, device)
 
 
 def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
@@ -141,6 +163,7 @@ class TorchBackend:
         self,
         model: BackboneWithHead,
         parameters: dict[str, nn.Parameter],
+        copies: WorkingCopies,
         optimizer: Optimizer | None,
         *,
         mesh: Mesh,
@@ -152,12 +175,13 @@ class TorchBackend:
         self.machine = machine
         self._model = model
         self.parameters = parameters
+        self._copies = copies
         self._optimizer = optimizer
         self._mesh = mesh
         self._kernel = kernel
         self._dtype = dtype
         self._device = next(iter(parameters.values())).device
-        self._finite = True
+        self._finite = torch.tensor(True, device=self._device)  # asked once a step: every answer waits for the device
         self._offload = offload
         self._away = HostMemory()  # weights and gradient; the optimizer has its own
 
@@ -172,24 +196,28 @@ class TorchBackend:
         return self._mesh.shard
 
     def infer(self, packs: Sequence[Pack]) -> Iterator[Output]:
-        """One pack at a time, without a graph."""
+        """One pack at a time, without a graph. The first is told when the last has been begun: no pack waits."""
         self._away.give_back()
         if self._offload != "none":
             self._park_optimizer()
+        found = []
         for pack in packs:
             with torch.no_grad():
                 output = self._forward(pack.to(self._device))
-            yield Output(output.column_P.cpu(), after_P=None if output.after_P is None else output.after_P.cpu())
+            found.append((output.column_P, output.after_P))
         release(self._model)
+        for column_P, after_P in found:
+            yield Output(column_P.cpu(), after_P=None if after_P is None else after_P.cpu())
 
     def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:
         """One pack at a time: its graph is gone before the next begins. A loss that is not finite spoils the step."""
         self._away.give_back()
-        parts = []
-        for pack in packs:
+        parts, reshard = [], self._mesh.parallel.reshard_after_forward
+        for left, pack in zip(reversed(range(len(packs))), packs, strict=True):
+            keep_gathered(self._model, left > 0 and not reshard)
             there = pack.to(self._device)
             total, metrics = loss(self._forward(there), there)
-            self._finite = self._finite and bool(total.isfinite())
+            self._finite &= total.detach().isfinite()
             total.backward()
             parts.append(metrics)
         if self._device.type == "cuda":
@@ -197,16 +225,16 @@ class TorchBackend:
         return merge(*parts)
 
     def _forward(self, pack: Pack) -> Output:
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return self._model(pack, lay_out(pack, self._device, self._kernel, self._mesh.context))
+        return self._model(pack, lay_out(pack, self._device, self._kernel, self._mesh.context))
 
     def optim_step(self, divisor: float) -> StepReport:
         """Divide, clip, step, clear; see Optimizer.step."""
         if self._optimizer is None:
             raise RuntimeError("this model is frozen: it was built without total_optimizer_steps")
         self._away.give_back()
-        report = self._optimizer.step(divisor, finite=self._finite)
-        self._finite = True
+        report = self._optimizer.step(divisor, finite=bool(self._finite))
+        self._finite.fill_(True)
+        self._copies.refresh()
         return report
 
     def park(self) -> None:
@@ -254,7 +282,7 @@ class TorchBackend:
         self.load_weights(directory)
         if self._optimizer is not None:
             self._optimizer.load(directory)
-        self._finite = True
+        self._finite.fill_(True)
 
     def load_weights(self, directory: Path) -> None:
         """Another architecture is a ValueError that names the first tensor that differs."""
@@ -265,6 +293,7 @@ class TorchBackend:
             raise ValueError(f"{directory} holds another model than this one: {different}")
         for name, parameter in self.parameters.items():
             part_of(parameter).copy_(saved.read(name, region_of(parameter)))
+        self._copies.refresh()
 
     def close(self) -> None:
         """Nothing to hand back: memory goes with the object."""

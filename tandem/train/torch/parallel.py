@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tandem.train.heads import TokenLogprobs
+from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.torch.mesh import Mesh
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -30,7 +30,7 @@ def lay_on_mesh(model: nn.Module, backbone: PreTrainedModel, head: nn.Module, me
     if mesh.parallel.tensor_parallel_size > 1:
         cut_layers(backbone, head, mesh)
     if mesh.shards_weights:
-        shard_weights(model, mesh, dtype)
+        shard_weights(model, head, mesh, dtype)
 
 
 def cut_layers(backbone: PreTrainedModel, head: nn.Module, mesh: Mesh) -> None:
@@ -85,18 +85,21 @@ def tensor_plan(backbone: PreTrainedModel, *, sequence: bool) -> dict[str, Paral
     return plan
 
 
-def shard_weights(model: nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
-    """FSDP2, a unit a layer. Master weights are float32, layers are gathered in `dtype`, gradients added in float32.
+def shard_weights(model: nn.Module, head: nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
+    """FSDP2, a unit a layer. Master weights are float32, gathered in `dtype`; gradients are added in float32.
 
-    The root's own weights (embedding, last norm, head) are gathered in float32: the residual stream and a value head
-    stay float32, as in one process. Sums, not averages: the one divisor is applied in the optimizer step.
+    A value head is a unit of its own, gathered in float32 as in one process. Sums, not averages: the one divisor is
+    applied in the optimizer step.
     """
-    layers = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    reshard = mesh.parallel.reshard_after_forward
+    passes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
-            fully_shard(module, mesh=mesh.data, mp_policy=layers, reshard_after_forward=True)
-    root = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    fully_shard(model, mesh=mesh.data, mp_policy=root, reshard_after_forward=False)
+            fully_shard(module, mesh=mesh.data, mp_policy=passes, reshard_after_forward=reshard)
+    if isinstance(head, ValueHead):
+        values = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        fully_shard(head, mesh=mesh.data, mp_policy=values, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh.data, mp_policy=passes, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -104,7 +107,13 @@ def shard_weights(model: nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Drop gathered weights. FSDP keeps the root's after a forward pass without backward: they would grow stale."""
+    """Drop gathered weights. FSDP keeps those that it does not reshard after a forward pass: they would grow stale."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def keep_gathered(model: nn.Module, keep: bool) -> None:
+    """Whether the weights stay gathered after the next backward pass, for one more micro-batch under them."""
+    if isinstance(model, FSDPModule):
+        model.set_reshard_after_backward(not keep)
