@@ -124,7 +124,7 @@ CASES = [
     ),
     *(
         (
-            f"{model}.parallel.reshard_after_forward=false",
+            f"{model}.parallel.reshard_after_forward=true",
             [*RANKS, f"{model}.parallel.data_parallel=replicate"],
             [f"{model}.parallel.data_parallel=shard"],
             f"{model}.parallel.data_parallel = replicate",
