@@ -14,7 +14,7 @@ import pytest
 from tandem.cli import leaves
 from tandem.config import Config
 from tandem.launch.machinery import Machinery
-from tests.e2e.runs import Ran, run, short_config
+from tests.e2e.runs import Ran, assert_near, run, short_config
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.usefixtures("ray_here")]
 UNDER_RAY = ("cluster.launch=ray", "cluster.device=cpu", "cluster.num_threads=1")
@@ -29,15 +29,6 @@ def config_of(*overrides: str) -> Config:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same run in one process."""
     return run(config_of(), tmp_path_factory.mktemp("alone"))
-
-
-def assert_near(found: Ran, wanted: Ran, tolerance: float) -> None:
-    """Bytes that go to several ranks, and padding, depend on the cut; nothing else does."""
-    for step, expected in zip(found.records, wanted.records, strict=True):
-        assert step.keys() == expected.keys()
-        for name, value in expected.items():
-            if not name.endswith(("/bytes_get", "/pad_fraction")):
-                assert step[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
 
 
 def test_one_rank_under_ray_is_one_process(alone: Ran, tmp_path: Path):
