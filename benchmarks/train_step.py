@@ -2,7 +2,7 @@
 
 Random weights, rows of one length, every token in the loss. A variant is `actor`, `critic` or `plain`, then options:
 `mb` (tokens of a micro-batch), `ac` (activation checkpointing: none, selective, full), `compile` (true, false), `chunk`
-(rows of log-probs at one time); with several ranks `dp` (shard, replicate) and `reshard` (true, false).
+(rows of log-probs at one time); with several ranks `dp` (shard, replicate) and `keep` (keep_gathered: true, false).
 Two figures for each. `passes` is forward and backward alone: plain transformers hold bfloat16 weights and gradients,
 ours float32 master weights, a bfloat16 copy and float32 gradients. `step` is the whole update with AdamW on float32
 weights: plain transformers run under autocast, as their Trainer does. MFU is against a matrix product of this machine.
@@ -67,7 +67,7 @@ class Variant:
     compile: str = "auto"
     chunk: int = 1024
     dp: str = "auto"
-    reshard: str = "true"
+    keep: str = "false"
 
     @property
     def name(self) -> str:
@@ -234,7 +234,7 @@ def our_backend(job: Job, variant: Variant) -> tuple[TorchBackend, PolicyObjecti
             "compile": {"auto": "auto"}.get(variant.compile, variant.compile == "true"),
             "parallel": {
                 "data_parallel": None if variant.dp == "auto" else variant.dp,
-                "reshard_after_forward": variant.reshard == "true",
+                "keep_gathered": variant.keep == "true",
             },
         }
     )

@@ -58,7 +58,7 @@ PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_est
 
 UNDER_RAY = (
     *(f"cluster.{name}" for name in ("num_nodes", "gpus_per_node")),
-    *(f"{model}.parallel.data_parallel" for model in ("policy", "value")),
+    *(f"{model}.parallel.{name}" for model in ("policy", "value") for name in ("data_parallel", "keep_gathered")),
     *(f"cluster.ray.{name}" for name in ("address", "dashboard", "start_timeout_s", "deadline_s")),
     *(
         f"{who}.colocated.{name}"
@@ -143,7 +143,7 @@ TABLE = (
     ),
     *(
         Needs(
-            (f"{model}.parallel.reshard_after_forward",),
+            (f"{model}.parallel.keep_gathered",),
             f"{model}.parallel.data_parallel",
             lambda how: how != "replicate",
             f"set {model}.parallel.data_parallel=shard",

@@ -77,8 +77,7 @@ class Parallel(Section):
     context_parallel_size: Count = 1
     sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
     data_parallel: Literal["replicate", "shard"] | None = None  # None: shard
-    # shard: a layer is gathered for each pass through it; False keeps it gathered over all micro-batches of a step.
-    reshard_after_forward: bool = True
+    keep_gathered: bool = False  # shard: a layer stays gathered over all micro-batches of a step, not for one pass only
 
     @property
     def shares_layers(self) -> bool:

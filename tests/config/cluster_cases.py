@@ -8,6 +8,13 @@ ENGINES = "policy.generation.colocated"
 # rule, recipe, overrides that break it, overrides after them that mend it, what the message names
 CASES = [
     (
+        "compiled_layers",
+        PPO,
+        "cluster.launch=ray cluster.gpus_per_node=2 value.compile=true value.parallel.context_parallel_size=2",
+        "value.compile=auto",
+        "value.compile = true|value.parallel.context_parallel_size = 2",
+    ),
+    (
         "token_parts",
         PPO,
         f"{RAY} cluster.gpus_per_node=3 value.parallel={{tensor_parallel_size:3,sequence_parallel:true}}",
@@ -64,12 +71,5 @@ CASES = [
         "policy.parallel.tensor_parallel_size=2",
         f"{RAY} cluster.gpus_per_node=2",
         "policy.parallel.tensor_parallel_size = 2|1 ranks of the actor",
-    ),
-    (
-        "compiled_layers",
-        PPO,
-        f"{RAY} cluster.gpus_per_node=2 value.compile=true value.parallel.context_parallel_size=2",
-        "value.parallel.context_parallel_size=1",
-        "value.compile = true|value.parallel.context_parallel_size = 2",
     ),
 ]

@@ -123,8 +123,12 @@ CASES = [
         for model in ("policy", "value")
     ),
     *(
+        (f"{model}.parallel.keep_gathered=true", [], ["cluster.launch=ray"], "cluster.launch = local")
+        for model in ("policy", "value")
+    ),
+    *(
         (
-            f"{model}.parallel.reshard_after_forward=true",
+            f"{model}.parallel.keep_gathered=true",
             [*RANKS, f"{model}.parallel.data_parallel=replicate"],
             [f"{model}.parallel.data_parallel=shard"],
             f"{model}.parallel.data_parallel = replicate",

@@ -12,7 +12,7 @@ from tests.train.updates import Case, Seen, backend_of, join, update
 
 pytestmark = pytest.mark.gpu(devices=2)
 SHARD = (("data_parallel", "shard"),)
-KEPT = (*SHARD, ("reshard_after_forward", False))
+KEPT = (*SHARD, ("keep_gathered", True))
 REPLICATE = (("data_parallel", "replicate"),)
 TENSOR = (("tensor_parallel_size", 2),)
 CASES = {

@@ -29,7 +29,7 @@ CASES = {
     "shard": Case(parallel=SHARD),
     "shard-critic": Case("critic", parallel=SHARD),
     "shard-untied-checkpointed": Case(model="untied", parallel=SHARD, changes=CHECKPOINTED),
-    "shard-kept": Case(parallel=(*SHARD, ("reshard_after_forward", False))),
+    "shard-kept": Case(parallel=(*SHARD, ("keep_gathered", True))),
     "shard-one-sample": Case(lengths=(23,), parallel=SHARD),
     "replicate": Case(parallel=REPLICATE),
     "replicate-critic": Case("critic", parallel=REPLICATE),
@@ -226,6 +226,11 @@ def test_a_layout_of_replicas_without_any_is_refused(tmp_path):
         backend_of(Case(parallel=SHARD))
     with pytest.raises(RuntimeError, match=r"data_parallel=replicate .*tensor_parallel_size=2, 2 in all"):
         on_ranks(2, backend_of, Case(parallel=(*TENSOR, *REPLICATE)), folder=tmp_path)
+
+
+def test_one_rank_gathers_nothing_that_could_be_kept():
+    with pytest.raises(ValueError, match=r"keep_gathered=true .* each part is on one rank .* set it to false"):
+        backend_of(Case(parallel=(("keep_gathered", True),)))
 
 
 def test_the_first_error_of_a_rank_ends_all_and_is_told(tmp_path):

@@ -212,9 +212,9 @@ class TorchBackend:
     def forward_backward(self, packs: Sequence[Pack], loss: Loss) -> Metrics:
         """One pack at a time: its graph is gone before the next begins. A loss that is not finite spoils the step."""
         self._away.give_back()
-        parts, reshard = [], self._mesh.parallel.reshard_after_forward
+        parts, keep = [], self._mesh.parallel.keep_gathered
         for left, pack in zip(reversed(range(len(packs))), packs, strict=True):
-            keep_gathered(self._model, left > 0 and not reshard)
+            keep_gathered(self._model, keep and left > 0)
             there = pack.to(self._device)
             total, metrics = loss(self._forward(there), there)
             self._finite &= total.detach().isfinite()

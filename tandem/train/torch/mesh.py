@@ -144,10 +144,10 @@ def build_mesh(parallel: Parallel, device: torch.device) -> Mesh:
             f"parallel.data_parallel={parallel.data_parallel} says how ranks with the same part of each layer hold it, "
             f"but each part is on one rank (parallel.tensor_parallel_size={tensor}, {ranks} in all): set it to null"
         )
-    if not parallel.reshard_after_forward and ranks == tensor:
+    if parallel.keep_gathered and ranks == tensor:
         raise ValueError(
-            "parallel.reshard_after_forward=false keeps what several ranks gathered of each layer, but each part is on "
-            f"one rank (parallel.tensor_parallel_size={tensor}, {ranks} in all): set it to true"
+            "parallel.keep_gathered=true keeps what ranks gather from each other of a layer, but each part is on one "
+            f"rank (parallel.tensor_parallel_size={tensor}, {ranks} in all): set it to false"
         )
     if not dist.is_initialized():
         return Mesh(parallel, None)

@@ -91,7 +91,7 @@ def shard_weights(model: nn.Module, head: nn.Module, mesh: Mesh, dtype: torch.dt
     A value head is a unit of its own, gathered in float32 as in one process. Sums, not averages: the one divisor is
     applied in the optimizer step.
     """
-    reshard = mesh.parallel.reshard_after_forward
+    reshard = not mesh.parallel.keep_gathered
     passes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
