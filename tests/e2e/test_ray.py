@@ -64,7 +64,7 @@ class Killer:
     def close(self) -> None: ...
 
 
-def test_two_ranks_with_two_engines_are_one_process_and_a_dead_rank_ends_the_run(alone: Ran, tmp_path: Path):
+def test_two_ranks_with_two_engines_learn_as_one_process_and_a_dead_rank_ends_the_run(alone: Ran, tmp_path: Path):
     killers = []
 
     def killer(machinery: Machinery) -> Killer:
@@ -76,19 +76,22 @@ def test_two_ranks_with_two_engines_are_one_process_and_a_dead_rank_ends_the_run
     (error,) = leaves(caught.value)
     assert re.search(r"(?s)^the process `actor rank 1` died: .*the end of .*actor-rank-1.log:", str(error))
     assert time.monotonic() - killers[0].killed_at < 20
-    rest = run(config_of(*TWO_RANKS), tmp_path, resume=True)
-    assert_near(Ran(rest.records, {}), Ran(alone.records[-len(rest.records) :], {}), 1e-4)
+    rest = run(config_of(), tmp_path, resume=True)  # in one process: files of two ranks are any number's
     assert rest.records
+    assert_near(rest, Ran(alone.records[-len(rest.records) :], {}), 1e-4)
 
 
-def test_requests_of_a_dead_engine_are_written_by_another(alone: Ran, tmp_path: Path):
+def test_on_slots_of_their_own_all_is_as_in_one_process_even_when_an_engine_dies(alone: Ran, tmp_path: Path):
     killers = []
 
     def killer(machinery: Machinery) -> Killer:
         killers.append(Killer(machinery, "engine 1"))
         return killers[0]
 
-    apart = "policy.generation.colocated={enabled: false, resources: {gpus_per_node: 2}}"
-    found = run(config_of(*UNDER_RAY, "cluster.gpus_per_node=3", apart), tmp_path, beside=killer)
+    apart = (
+        "policy.generation.colocated={enabled: false, resources: {gpus_per_node: 2}}",
+        "value.colocated.enabled=false",
+    )
+    found = run(config_of(*UNDER_RAY, "cluster.gpus_per_node=4", *apart), tmp_path, beside=killer)
     assert killers[0].killed_at
     assert_near(found, alone, 1e-6)

@@ -14,7 +14,8 @@ pytest.importorskip("psutil", reason="the package psutil, which Ray brings along
 
 import ray
 
-from tests.e2e.whole_runs import ENDLESS, GONE_S, Begin, alive_as, assert_gone, runs_in
+from tests.e2e import kills
+from tests.e2e.whole_runs import ENDLESS, GONE_S, SIZE, Begin, alive_as, assert_gone, runs_in
 
 pytestmark = pytest.mark.timeout(600)
 PLANE = ("data_plane.name=ray_actor",)
@@ -42,6 +43,15 @@ def test_nothing_is_left_of_a_run_that_is_killed_or_interrupted(
     run.wait(run.ended)
     assert run.process.exitcode == (-signal.SIGKILL if end == signal.SIGKILL else 130)
     assert_gone(run)
+
+
+def test_a_run_under_ray_ends_by_itself_and_leaves_what_one_process_would(tmp_path: Path, begin: Begin):
+    run = begin([*SIZE, *UNDER_RAY, f"run_dir={tmp_path / 'run'}"])
+    run.wait(run.ended)
+    assert run.process.exitcode == 0, (tmp_path / "said").read_text()
+    assert_gone(run)
+    kills.run_to_the_end([*SIZE, f"run_dir={tmp_path / 'alone'}"])
+    assert kills.ended_with(tmp_path / "run") == kills.ended_with(tmp_path / "alone")
 
 
 def test_a_run_gives_its_slots_back_to_the_ray_that_it_joined(tmp_path: Path, begin: Begin, ray_here: None):
