@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tandem.data.arithmetic import problem
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.transformers import transformers_engine
 from tandem.types import Sampling
 
 MODEL = Path(__file__).parents[1] / "tandem" / "assets" / "quickstart"
@@ -92,7 +92,7 @@ async def compare(rounds: int) -> None:
     model, peer = (LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval() for _ in range(2))
     pad, stop = model.config.pad_token_id, model.config.eos_token_id
     peer.generation_config.eos_token_id = None
-    engine = TransformersEngine(model, max_concurrent_samples=SLOTS, max_total_sequence_length=512, pad_token_id=pad)
+    engine = transformers_engine(model, max_concurrent_samples=SLOTS, max_total_sequence_length=512, pad_token_id=pad)
 
     async def ours(requests: Sequence[Request]) -> int:
         generations = await asyncio.gather(*[engine.generate(prompt, law) for prompt, law in requests])

@@ -6,7 +6,7 @@ from tandem.config import Config
 from tandem.launch.models import DTYPES, load_causal_lm
 from tandem.launch.process import device_of
 from tandem.roles import Engine
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.transformers import transformers_engine
 
 
 def build_engine(config: Config, pad_token_id: int) -> Engine:
@@ -18,7 +18,7 @@ def build_engine(config: Config, pad_token_id: int) -> Engine:
         device=device_of(config),
         trust_remote_code=policy.trust_remote_code,
     )
-    return TransformersEngine(
+    return transformers_engine(
         model,
         max_concurrent_samples=policy.generation.engine.max_concurrent_samples,
         max_total_sequence_length=policy.max_total_sequence_length,

@@ -9,71 +9,45 @@ A row's bits do not depend on its company (float32 on a CPU, tests/rollout/test_
 from __future__ import annotations
 
 import inspect
-import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
+from tandem.fingerprint import fingerprint
+from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.kv_cache import LENGTH_STEP, ROW_STEP, DecodeView, PrefillView, SlotCache, round_up
 from tandem.rollout.law import Law, draw
-from tandem.types import FinishReason, RolloutFailed, Sampling
+from tandem.rollout.loading import load_weights
+from tandem.rollout.rows import Finished, Row, ending
+from tandem.types import RolloutFailed
 
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward pass (one prompt may exceed it): bounds its memory
 
 
-@dataclass(eq=False)
-class Row:
-    """A sequence being written."""
-
-    prompt: tuple[int, ...]
-    sampling: Sampling
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # shorter than tokens until sign()
-    # What a new row may copy: the text that one prefill under the present weights cached. Bytes keep their hash.
-    prefilled: bytes | None = None
-
-    def sign(self, version: int) -> None:
-        """All tokens since the last signature were drawn by this version."""
-        self.versions += [version] * (len(self.tokens) - len(self.versions))
-
-    def cached_text(self) -> list[int]:
-        """All but the last token, which the next step reads."""
-        return [*self.prompt, *self.tokens][:-1]
-
-    def next_input(self) -> int:
-        return self.tokens[-1] if self.tokens else self.prompt[-1]
-
-    def position(self) -> int:
-        """Of the next input."""
-        return len(self.prompt) + len(self.tokens) - 1
-
-
-Finished = tuple[Row, FinishReason | RolloutFailed]
-
-
 class DecodeBatch:
-    """Up to `max_rows` rows in slots. Slots that fall free are padding until the next row takes them."""
+    """Plays the Decoder: up to `max_rows` rows in slots. Slots that fall free are padding until a row takes them."""
 
     def __init__(self, model: PreTrainedModel, *, max_rows: int, max_length: int, pad_token_id: int) -> None:
         config = model.config.get_text_config()
         self._model = model
         self._device = model.device
-        self._vocabulary: int = config.vocab_size
+        self.vocabulary: int = config.vocab_size
+        self.max_length = max_length
         self._pad = pad_token_id
         self._cache = SlotCache(config.num_hidden_layers, max_rows, max_length)
         # transformers 5.24 renamed past_key_values to cache.
         self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._max_rows = max_rows
         self._slots: list[Row | None] = [None] * round_up(max_rows, ROW_STEP)
+        # What a new row may copy: the text that one prefill under the present weights cached. Bytes keep their hash.
+        self._prefilled: dict[Row, bytes] = {}
         self._width = 0  # slots that take part in a step, a multiple of ROW_STEP
         self._length = 0  # positions in use: the longest row's
         self._is_changed = True  # rows came, or so many went that the batch can narrow: the vectors below are stale
         self._token_N = self._position_N = self._slot_N = self._arange(0)
-        self._law = Law.of([], self._vocabulary, self._device)
+        self._law = Law.of([], self.vocabulary, self._device)
 
     def __len__(self) -> int:
         return sum(row is not None for row in self._slots)
@@ -97,19 +71,23 @@ class DecodeBatch:
     def admit(self, rows: Sequence[Row]) -> None:
         """Give rows their slots and prefill them: equal prompts once, and none that a running row has."""
         free = [slot for slot, row in enumerate(self._slots) if row is None][: len(rows)]
-        holders = {
-            row.prefilled: slot for slot, row in enumerate(self._slots) if row is not None and row.prefilled is not None
-        }
+        self._prefilled = {row: text for row in self if (text := self._prefilled.get(row)) is not None}
+        holders = {text: self._slots.index(row) for row, text in self._prefilled.items()}
         for slot, row in zip(free, rows, strict=True):
             self._slots[slot] = row
         self._fill(free, holders)
         self._is_changed = True
 
-    def forget_prefills(self, version: int) -> None:
-        """The model takes other weights after `version`: what it wrote is signed, and no new row copies its cache."""
-        for row in self:
-            row.sign(version)
-            row.prefilled = None
+    def load_weights(self, weights: NamedTensors) -> None:
+        """Copies in place, see loading.load_weights. No new row copies what the old weights cached."""
+        load_weights(self._model, weights)
+        self._prefilled.clear()
+
+    def fingerprint(self) -> Fingerprint:
+        return fingerprint(self._model.named_parameters())
+
+    def close(self) -> None:
+        """Nothing but memory, which goes with this object."""
 
     @torch.inference_mode()
     def recompute(self) -> None:
@@ -124,12 +102,12 @@ class DecodeBatch:
             row = self._slots[slot]
             assert row is not None
             text = row.cached_text()
-            row.prefilled = array("q", text).tobytes()
+            cached = self._prefilled[row] = array("q", text).tobytes()
             padded = round_up(len(text), ROW_STEP)
-            if row.prefilled in holders:
-                copies.setdefault(padded, []).append((holders[row.prefilled], slot))
+            if cached in holders:
+                copies.setdefault(padded, []).append((holders[cached], slot))
             else:
-                holders[row.prefilled] = slot
+                holders[cached] = slot
                 fresh.setdefault(padded, []).append((slot, text))
         self._cache.reserve(max(slots, default=-1) + 1, max(fresh, default=0))
         for padded, entries in fresh.items():
@@ -191,7 +169,7 @@ class DecodeBatch:
         self._token_N = torch.tensor(tokens, device=self._device)
         self._position_N = torch.tensor([0 if row is None else row.position() for row in rows], device=self._device)
         self._slot_N = self._arange(self._width)
-        self._law = Law.of([None if row is None else row.sampling for row in rows], self._vocabulary, self._device)
+        self._law = Law.of([None if row is None else row.sampling for row in rows], self.vocabulary, self._device)
         self._is_changed = False
 
     def _compact(self) -> None:
@@ -233,13 +211,3 @@ class DecodeBatch:
 
     def _arange(self, length: int) -> torch.Tensor:
         return torch.arange(length, device=self._device)
-
-
-def ending(row: Row) -> FinishReason | RolloutFailed | None:
-    """Why a row ends with the token just written, or None."""
-    if not math.isfinite(row.logprobs[-1]):
-        place = f"at position {row.position()} (new token {len(row.tokens)})"
-        return RolloutFailed(f"the model's logits are not finite {place}: log-prob {row.logprobs[-1]}")
-    if row.tokens[-1] in row.sampling.stop_token_ids:
-        return "stop"
-    return "length" if len(row.tokens) == row.sampling.max_new_tokens else None

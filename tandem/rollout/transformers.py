@@ -1,290 +1,34 @@
-"""The reference engine: a transformers model with continuous batching, in one thread of its own.
-
-`generate` puts a request into a queue and awaits its future; the thread fills free slots, writes a token in every row,
-and sends finished rows back to the event loop they came from. Everything that touches the model runs in that thread.
-"""
+"""The reference engine: a transformers model with continuous batching."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
-
 from transformers import PreTrainedModel
 
-from tandem.fingerprint import fingerprint
-from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.attention import install_attention
-from tandem.rollout.decoding import DecodeBatch, Row
-from tandem.rollout.loading import load_weights, refuse_unsupported
-from tandem.types import EngineDied, Generation, RolloutFailed, Sampling
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-PauseKind = Literal["drain", "stand"]  # running requests end, or keep their places
+from tandem.rollout.decoding import DecodeBatch
+from tandem.rollout.loading import refuse_unsupported
+from tandem.rollout.threaded import ThreadedEngine
 
 
-@dataclass(frozen=True, eq=False)
-class Call(Generic[T]):
-    """Work for the thread between two steps, and who waits for its result."""
-
-    body: Callable[[], T]
-    future: asyncio.Future[T]
-
-
-class TransformersEngine:
-    """Plays the Engine role. Owns the model: nobody else may change or run it until close().
-
-    A request's tokens and log-probs depend on its prompt, its sampling and the weights only; in float32 on a CPU bit
-    for bit. After a pause with drain one version writes all of a generation; else tokens before and after an update
-    follow the weights of their time, and resume() says what becomes of the cache.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, *, max_concurrent_samples: int, max_total_sequence_length: int, pad_token_id: int
-    ) -> None:
-        """`model` is a causal LM on its device, in its precision, in eval mode."""
-        refuse_unsupported(model, max_total_sequence_length)
-        install_attention(model)
-        self._model = model
-        self._vocabulary: int = model.config.get_text_config().vocab_size
-        self._max_length = max_total_sequence_length
-        self._batch = DecodeBatch(
-            model, max_rows=max_concurrent_samples, max_length=max_total_sequence_length, pad_token_id=pad_token_id
-        )
-        # All below is guarded by _changed, except _running, _version and _tokens_written: the thread alone writes them.
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[Row, asyncio.Future[Generation]]] = deque()
-        self._calls: deque[Call] = deque()
-        self._pause: PauseKind | None = None
-        self._pausing: list[asyncio.Future[None]] = []  # who waits until the pause is complete
-        self._end: EngineDied | None = None  # why no call is served any more
-        self._running: dict[Row, asyncio.Future[Generation]] = {}
-        self._version = 0
-        self._tokens_written = 0
-        self._thread = threading.Thread(target=self._run, name="transformers-engine", daemon=True)
-        self._thread.start()
-
-    @property
-    def running(self) -> int:
-        """Requests being written."""
-        return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a slot or for resume()."""
-        return sum(not future.cancelled() for _, future in tuple(self._waiting))
-
-    @property
-    def tokens_written(self) -> int:
-        """Since construction, those of cancelled requests included."""
-        return self._tokens_written
-
-    async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
-        """Waits for a free slot, then for its last token; the engine's thread wakes it. Cancelling frees the slot."""
-        check_request(tokens, sampling, self._vocabulary)
-        if len(tokens) + sampling.max_new_tokens > self._max_length:
-            raise RolloutFailed(
-                f"a prompt of {len(tokens)} tokens and max_new_tokens {sampling.max_new_tokens} make "
-                f"{len(tokens) + sampling.max_new_tokens}, over max_total_sequence_length {self._max_length}"
-            )
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        with self._serving():
-            self._waiting.append((Row(tuple(tokens), sampling), future))
-        return await future
-
-    async def pause(self, *, drain: bool = True) -> None:
-        """Starts no more requests. Returns when the running ones have ended, or stand still; the thread wakes it.
-
-        The latest call says which of the two. A cancelled request that stands leaves with the next step.
-        """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enter("drain" if drain else "stand", future)
-        await future
-
-    async def resume(self, *, recompute_kv: bool = False) -> None:
-        """Starts waiting requests again. A pause() that still waits fails: it would never be true.
-
-        `recompute_kv` returns when the cache is new. When that fails, the error comes here and the engine stays paused.
-        """
-        if recompute_kv:
-            await self._call(self._batch.recompute)
-        self._enter(None)
-
-    async def load_weights(self, version: int, weights: NamedTensors) -> None:
-        """Copies in place. ValueError names a wrong weight, and nothing has changed. See loading.load_weights."""
-
-        def body() -> None:
-            if self._pause is None or (self._running and self._pause == "drain"):
-                raise RuntimeError(f"load_weights({version}) needs a paused engine: await pause() first")
-            load_weights(self._model, weights)
-            self._batch.forget_prefills(self._version)
-            self._version = version
-
-        await self._call(body)
-
-    async def fingerprint(self) -> Fingerprint:
-        return await self._call(lambda: fingerprint(self._model.named_parameters()))
-
-    async def close(self) -> None:
-        """Ends the thread after its present step. Whoever still waits gets EngineDied."""
-        with self._changed:
-            self._end = self._end or EngineDied("the engine was closed")
-            self._changed.notify()
-        await asyncio.to_thread(self._thread.join)
-
-    def _enter(self, pause: PauseKind | None, *waiter: asyncio.Future[None]) -> None:
-        """Pause or go on. Whoever waits for another kind of pause fails: it would never be complete."""
-        with self._serving():
-            left: list[asyncio.Future[None]] = []
-            if pause != self._pause:
-                left, self._pausing = self._pausing, []
-            self._pause = pause
-            self._pausing += waiter
-        name = "resume()" if pause is None else f"pause(drain={pause == 'drain'})"
-        for future in left:
-            settle(future, RuntimeError(f"{name} came before the pause was complete"))
-
-    async def _call(self, body: Callable[[], T]) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        with self._serving():
-            self._calls.append(Call(body, future))
-        return await future
-
-    @contextmanager
-    def _serving(self) -> Generator[None]:
-        """Leave something for the thread and wake it. EngineDied once the engine has ended."""
-        with self._changed:
-            if self._end is not None:
-                raise EngineDied(f"the engine has ended: {self._end}") from self._end.__cause__
-            yield
-            self._changed.notify()
-
-    def _run(self) -> None:
-        """The thread: serve until close() or an error, then fail whoever still waits with the reason."""
-        try:
-            while self._serve():
-                pass
-        except BaseException as error:  # it reaches every caller, now and later
-            log.exception("the engine's thread ends with an error")
-            self._end = EngineDied(f"the engine's thread ended with {type(error).__name__}: {error}")
-            self._end.__cause__ = error
-        with self._changed:
-            assert self._end is not None
-            futures: list[asyncio.Future] = [
-                *self._running.values(),
-                *(future for _, future in self._waiting),
-                *self._pausing,
-            ]
-            futures += [call.future for call in self._calls]
-            self._running.clear()
-            self._waiting.clear()
-        for future in futures:
-            settle(future, self._end)
-
-    def _serve(self) -> bool:
-        """Wait for work, do one round of it. False after close()."""
-        with self._changed:
-            self._changed.wait_for(self._has_work)  # woken by _serving() and close()
-            if self._end is not None:
-                return False
-            self._leave_cancelled()
-            started = self._start_waiting()
-            calls, self._calls = self._calls, deque()
-            is_standing = self._pause == "stand"
-        if started:
-            self._batch.admit(started)
-        for call in calls:
-            answer(call)
-        if self._running and not is_standing:
-            self._step()
-        self._report_paused(is_standing)
-        return True
-
-    def _has_work(self) -> bool:
-        is_writing = bool(self._running) and self._pause != "stand"
-        is_startable = bool(self._waiting) and self._pause is None
-        return bool(is_writing or is_startable or self._calls or self._pausing or self._end)
-
-    def _leave_cancelled(self) -> None:
-        for row in [row for row, future in self._running.items() if future.cancelled()]:
-            self._batch.remove(row)
-            del self._running[row]
-
-    def _start_waiting(self) -> list[Row]:
-        """Requests for the free slots, first come first served."""
-        started: list[Row] = []
-        while self._waiting and self._pause is None and len(started) < self._batch.free:
-            row, future = self._waiting.popleft()
-            if not future.cancelled():
-                started.append(row)
-                self._running[row] = future
-        return started
-
-    def _step(self) -> None:
-        self._tokens_written += len(self._running)
-        for row, outcome in self._batch.step():
-            future = self._running.pop(row)
-            if isinstance(outcome, RolloutFailed):
-                settle(future, outcome)
-                continue
-            row.sign(self._version)
-            settle(future, Generation(tuple(row.tokens), tuple(row.logprobs), tuple(row.versions), outcome))
-
-    def _report_paused(self, is_standing: bool) -> None:
-        """`is_standing`: this round has written nothing; another kind of pause may have come since it began."""
-        with self._changed:
-            if self._running and not (is_standing and self._pause == "stand"):
-                return
-            waiters, self._pausing = self._pausing, []
-        for future in waiters:
-            settle(future, None)
+def decode_batch(
+    model: PreTrainedModel, *, max_concurrent_samples: int, max_total_sequence_length: int, pad_token_id: int
+) -> DecodeBatch:
+    """`model` is a causal LM on its device, in its precision, in eval mode; it now belongs to the decoder."""
+    refuse_unsupported(model, max_total_sequence_length)
+    install_attention(model)
+    return DecodeBatch(
+        model, max_rows=max_concurrent_samples, max_length=max_total_sequence_length, pad_token_id=pad_token_id
+    )
 
 
-def check_request(tokens: Sequence[int], sampling: Sampling, vocabulary: int) -> None:
-    """Raise ValueError for a request that no engine could serve."""
-    if not tokens:
-        raise ValueError("the prompt is empty: give at least one token, e.g. the tokenizer's bos")
-    if min(tokens) < 0 or max(tokens) >= vocabulary:
-        raise ValueError(
-            f"the prompt's token ids run from {min(tokens)} to {max(tokens)}, the vocabulary is {vocabulary}"
-        )
-    if sampling.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {sampling.max_new_tokens}")
-    if not 0 <= sampling.temperature < math.inf:
-        raise ValueError(f"temperature must be finite and not negative (0: greedy), got {sampling.temperature}")
-    if sampling.top_k is not None and sampling.top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None for the whole vocabulary, got {sampling.top_k}")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}")
-
-
-def answer(call: Call) -> None:
-    """Run a call's body; its result or its error goes to whoever waits."""
-    try:
-        result = call.body()
-    except Exception as error:
-        settle(call.future, error)
-    else:
-        settle(call.future, result)
-
-
-def settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:
-    """Resolve a future in its own event loop, unless it was cancelled meanwhile."""
-
-    def resolve() -> None:
-        if future.done():
-            return
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-        future.get_loop().call_soon_threadsafe(resolve)
+def transformers_engine(
+    model: PreTrainedModel, *, max_concurrent_samples: int, max_total_sequence_length: int, pad_token_id: int
+) -> ThreadedEngine:
+    """An engine whose results depend on prompt, sampling and weights only; in float32 on a CPU bit for bit."""
+    decoder = decode_batch(
+        model,
+        max_concurrent_samples=max_concurrent_samples,
+        max_total_sequence_length=max_total_sequence_length,
+        pad_token_id=pad_token_id,
+    )
+    return ThreadedEngine(decoder, name="transformers-engine")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tandem.roles import Engine
 from tandem.rollout.router import Router
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.transformers import transformers_engine
 from tandem.types import Generation, Sampling
 from tests.rollout.tiny_models import tiny_model
 
@@ -32,7 +32,7 @@ class Kind:
 
 
 def start_transformers(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
-    return TransformersEngine(
+    return transformers_engine(
         model, max_concurrent_samples=max_concurrent_samples, max_total_sequence_length=MAX_LENGTH, pad_token_id=0
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.transformers import transformers_engine
 from tandem.types import Generation, Sampling
 from tests.rollout.tiny_models import ARCHITECTURES, VOCABULARY, tiny_model
 
@@ -34,7 +34,7 @@ def requests(seed: int, count: int) -> list[Request]:
 
 def write(model: PreTrainedModel, batch: list[Request], slots: int, *, one_by_one: bool = False) -> list[Generation]:
     async def scene() -> list[Generation]:
-        engine = TransformersEngine(model, max_concurrent_samples=slots, max_total_sequence_length=256, pad_token_id=0)
+        engine = transformers_engine(model, max_concurrent_samples=slots, max_total_sequence_length=256, pad_token_id=0)
         try:
             if one_by_one:
                 return [await engine.generate(tokens, sampling) for tokens, sampling in batch]

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.rollout.attention import install_attention
-from tandem.rollout.decoding import DecodeBatch, Row
-from tandem.rollout.loading import load_weights
+from tandem.rollout.decoding import DecodeBatch
+from tandem.rollout.rows import Row
 from tandem.types import RolloutFailed, Sampling
 from tests.rollout.test_batch_invariance import requests
 from tests.rollout.tiny_models import ARCHITECTURES, tiny_model
@@ -38,8 +38,9 @@ class Stage:
         self.batch = DecodeBatch(self.model, max_rows=self.max_rows, max_length=256, pad_token_id=0)
 
     def update(self, version: int, *, recompute_kv: bool) -> None:
-        load_weights(self.model, tiny_model(self.architecture, seed=version).named_parameters())
-        self.batch.forget_prefills(self.version)
+        self.batch.load_weights(tiny_model(self.architecture, seed=version).named_parameters())
+        for row in self.batch:
+            row.sign(self.version)
         self.version = version
         if recompute_kv:
             self.batch.recompute()

@@ -14,7 +14,8 @@ from tandem.fingerprint import fingerprint
 from tandem.launch.models import load_causal_lm
 from tandem.roles import Engine
 from tandem.rollout.router import Router
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.threaded import ThreadedEngine
+from tandem.rollout.transformers import transformers_engine
 from tandem.types import EngineDied, Generation, RolloutFailed, Sampling
 
 SAMPLED = Sampling(max_new_tokens=24, temperature=1.0, seed=7, stop_token_ids=())
@@ -31,7 +32,7 @@ def shifted(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() * 1.01 for name, parameter in model.named_parameters()}
 
 
-def engine(dies_at_pass: int = 0) -> TransformersEngine:
+def engine(dies_at_pass: int = 0) -> ThreadedEngine:
     """`dies_at_pass`: this forward pass finds no memory, which ends the engine. 0: none does."""
     model = quickstart()
     passes = iter(range(1, 1_000_000))
@@ -41,7 +42,7 @@ def engine(dies_at_pass: int = 0) -> TransformersEngine:
             raise MemoryError("no memory left")
 
     model.get_output_embeddings().register_forward_pre_hook(forward)
-    return TransformersEngine(model, max_concurrent_samples=8, max_total_sequence_length=64, pad_token_id=0)
+    return transformers_engine(model, max_concurrent_samples=8, max_total_sequence_length=64, pad_token_id=0)
 
 
 def play(

@@ -18,8 +18,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tandem.rollout.decoding import DecodeBatch, Row
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.decoding import DecodeBatch
+from tandem.rollout.rows import Row
+from tandem.rollout.threaded import ThreadedEngine
+from tandem.rollout.transformers import transformers_engine
 from tandem.types import EngineDied, RolloutFailed, Sampling
 from tests.rollout.tiny_models import full_logits, tiny_model
 
@@ -27,10 +29,10 @@ SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=()
 
 
 def play(
-    scene: Callable[[TransformersEngine], Coroutine[None, None, None]], model: PreTrainedModel, slots: int = 8
+    scene: Callable[[ThreadedEngine], Coroutine[None, None, None]], model: PreTrainedModel, slots: int = 8
 ) -> None:
     async def body() -> None:
-        engine = TransformersEngine(model, max_concurrent_samples=slots, max_total_sequence_length=160, pad_token_id=0)
+        engine = transformers_engine(model, max_concurrent_samples=slots, max_total_sequence_length=160, pad_token_id=0)
         try:
             await asyncio.wait_for(scene(engine), timeout=60)
         finally:
@@ -56,7 +58,7 @@ def test_an_error_of_the_model_reaches_all_requests_and_every_later_call():
 
     model.get_output_embeddings().register_forward_pre_hook(fail_at_step_20)
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         tasks = [asyncio.create_task(engine.generate([i], replace(SAMPLED, max_new_tokens=90))) for i in range(6)]
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineDied)
@@ -74,7 +76,7 @@ def test_non_finite_logits_fail_their_request_only():
     with torch.no_grad():
         model.get_input_embeddings().weight[13] = torch.nan
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         for poisoned in ([1, 13, 2], [13]):
             requests = [engine.generate(tokens, SAMPLED) for tokens in ([1, 2], poisoned, [3])]
             first, failed, last = await asyncio.gather(*requests, return_exceptions=True)
@@ -94,7 +96,7 @@ def test_the_prompt_of_a_group_is_prefilled_once():
     shapes = count_tokens(model)
     prompts = [list(range(1, 20)), list(range(30, 49)), list(range(5, 60))]
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         requests = [replace(SAMPLED, seed=seed) for seed in range(4)]
         await asyncio.gather(*[engine.generate(prompt, law) for prompt in prompts for law in requests])
 
@@ -107,7 +109,7 @@ def test_a_late_sample_copies_the_prompt_of_a_running_one():
     shapes = count_tokens(model)
     prompt = list(range(1, 40))
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         laws = [replace(SAMPLED, seed=seed, max_new_tokens=4 + 9 * seed) for seed in range(4)]
         together = await asyncio.gather(*[engine.generate(prompt, law) for law in laws])
         assert [shape for shape in shapes if shape[1] > 1] == [(1, 48)]
@@ -120,7 +122,7 @@ def test_the_batch_narrows_when_rows_finish():
     model = tiny_model()
     shapes = count_tokens(model)
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         laws = [replace(SAMPLED, max_new_tokens=100 if i in (3, 39) else 5) for i in range(40)]
         await asyncio.gather(*[engine.generate([i], law) for i, law in enumerate(laws)])
 
@@ -129,7 +131,7 @@ def test_the_batch_narrows_when_rows_finish():
 
 
 def test_progress_is_counted():
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         tasks = [asyncio.create_task(engine.generate([i], SAMPLED)) for i in range(5)]
         await asyncio.sleep(0)
         await engine.fingerprint()
@@ -142,7 +144,7 @@ def test_progress_is_counted():
 
 
 def test_resume_ends_a_pause_that_still_waits():
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         running = asyncio.create_task(engine.generate([1], replace(SAMPLED, max_new_tokens=150)))
         await asyncio.sleep(0)
         await engine.fingerprint()
@@ -158,7 +160,7 @@ def test_resume_ends_a_pause_that_still_waits():
 
 @pytest.mark.parametrize("then", [True, False])
 def test_a_pause_of_the_other_kind_ends_one_that_still_waits(then: bool):
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         running = asyncio.create_task(engine.generate([1], replace(SAMPLED, max_new_tokens=150)))
         await asyncio.sleep(0)
         await engine.fingerprint()
@@ -187,7 +189,7 @@ def test_an_error_while_recomputing_reaches_resume_and_the_engine_stays_paused()
 
     model.get_output_embeddings().register_forward_pre_hook(fail_at_second_prefill)
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         running = asyncio.create_task(engine.generate([1, 2, 3], replace(SAMPLED, max_new_tokens=100)))
         await asyncio.sleep(0)
         await engine.fingerprint()
@@ -206,7 +208,7 @@ def test_an_error_while_recomputing_reaches_resume_and_the_engine_stays_paused()
 
 def test_a_closed_event_loop_does_not_stop_the_engine():
     model = tiny_model()
-    engine = TransformersEngine(model, max_concurrent_samples=2, max_total_sequence_length=160, pad_token_id=0)
+    engine = transformers_engine(model, max_concurrent_samples=2, max_total_sequence_length=160, pad_token_id=0)
 
     async def leave() -> None:
         task = asyncio.create_task(engine.generate([1], replace(SAMPLED, max_new_tokens=100)))
@@ -227,7 +229,7 @@ def test_bfloat16_writes_within_its_precision():
     with torch.no_grad():
         wanted = full_logits(model, [1, 2, 3])[-1].log_softmax(-1)
 
-    async def scene(engine: TransformersEngine):
+    async def scene(engine: ThreadedEngine):
         written = await engine.generate([1, 2, 3], SAMPLED)
         assert written.logprobs[0] == pytest.approx(float(wanted[written.tokens[0]]), abs=0.2)
 
@@ -258,8 +260,8 @@ def test_unknown_attention_is_refused():
         start(model.eval())
 
 
-def start(model: PreTrainedModel) -> TransformersEngine:
-    return TransformersEngine(model, max_concurrent_samples=2, max_total_sequence_length=160, pad_token_id=0)
+def start(model: PreTrainedModel) -> ThreadedEngine:
+    return transformers_engine(model, max_concurrent_samples=2, max_total_sequence_length=160, pad_token_id=0)
 
 
 def test_the_cache_grows_and_keeps_what_runs():

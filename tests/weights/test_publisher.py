@@ -15,7 +15,8 @@ from tandem.config.models import SequencePacking
 from tandem.fingerprint import fingerprint
 from tandem.plane.memory import MemoryPlane
 from tandem.roles import NamedTensors
-from tandem.rollout.transformers import TransformersEngine
+from tandem.rollout.threaded import ThreadedEngine
+from tandem.rollout.transformers import decode_batch
 from tandem.train.worker import Worker
 from tandem.types import Generation, Max, Sampling, Sum
 from tandem.weights.memory import MemoryCarrier
@@ -29,7 +30,7 @@ PROMPT = [5, 17, 3]
 NEW = 1  # the seed of the actor's weights; engines start with those of seed 0
 
 
-class Forgetful(TransformersEngine):
+class Forgetful(ThreadedEngine):
     """Says yes and does nothing."""
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
@@ -37,7 +38,7 @@ class Forgetful(TransformersEngine):
             pass
 
 
-class Half(TransformersEngine):
+class Half(ThreadedEngine):
     """Loads the first half of the tensors."""
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
@@ -46,7 +47,7 @@ class Half(TransformersEngine):
         await super().load_weights(version, (given | {name: own[name] for name in kept}).items())
 
 
-class Swapped(TransformersEngine):
+class Swapped(ThreadedEngine):
     """Takes layer 0 for layer 1 and layer 1 for layer 0."""
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
@@ -57,7 +58,7 @@ class Swapped(TransformersEngine):
         )
 
 
-class Diary(TransformersEngine):
+class Diary(ThreadedEngine):
     """Writes down what is asked of it."""
 
     def start_diary(self, events: list[str]) -> None:
@@ -76,13 +77,14 @@ class Diary(TransformersEngine):
         await super().load_weights(version, weights)
 
 
-def start(kind: type[TransformersEngine] = TransformersEngine) -> TransformersEngine:
-    return kind(tiny_model(), max_concurrent_samples=4, max_total_sequence_length=160, pad_token_id=0)
+def start(kind: type[ThreadedEngine] = ThreadedEngine) -> ThreadedEngine:
+    decoder = decode_batch(tiny_model(), max_concurrent_samples=4, max_total_sequence_length=160, pad_token_id=0)
+    return kind(decoder, name="engine")
 
 
 def play(
-    scene: Callable[[Worker, list[TransformersEngine]], Coroutine[None, None, None]],
-    *kinds: type[TransformersEngine],
+    scene: Callable[[Worker, list[ThreadedEngine]], Coroutine[None, None, None]],
+    *kinds: type[ThreadedEngine],
     trainer: type[Worker] = Worker,
 ) -> None:
     """Run a scene with an actor of new weights and engines of old ones."""
@@ -103,7 +105,7 @@ def play(
 def test_all_engines_hold_the_actors_weights_and_go_on(drain: bool, recompute_kv: bool):
     new = tiny_model(seed=NEW)
 
-    async def scene(actor: Worker, engines: list[TransformersEngine]):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
         sync = Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=recompute_kv)
         metrics = await sync.publish(3)
         for engine in engines:
@@ -114,10 +116,10 @@ def test_all_engines_hold_the_actors_weights_and_go_on(drain: bool, recompute_kv
         assert 0 < metrics["weights/pause_s"].value < 60
         assert set(metrics) == {"weights/bytes", "weights/pause_s"}
 
-    play(scene, TransformersEngine, TransformersEngine)
+    play(scene, ThreadedEngine, ThreadedEngine)
 
 
-async def begin(engine: TransformersEngine) -> asyncio.Task[Generation]:
+async def begin(engine: ThreadedEngine) -> asyncio.Task[Generation]:
     task = asyncio.create_task(engine.generate(PROMPT, LONG))
     await asyncio.sleep(0)
     await engine.fingerprint()
@@ -126,18 +128,18 @@ async def begin(engine: TransformersEngine) -> asyncio.Task[Generation]:
 
 
 def test_draining_lets_running_requests_end_with_the_old_weights():
-    async def scene(actor: Worker, engines: list[TransformersEngine]):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
         running = await begin(engines[0])
         await Publisher(MemoryCarrier(actor, engines), engines, drain=True, recompute_kv=False).publish(1)
         assert running.done()
         assert (await running).versions == (0,) * 110
 
-    play(scene, TransformersEngine)
+    play(scene, ThreadedEngine)
 
 
 @pytest.mark.parametrize("recompute_kv", [True, False])
 def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: bool):
-    async def scene(actor: Worker, engines: list[TransformersEngine]):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
         running = await begin(engines[0])
         await Publisher(MemoryCarrier(actor, engines), engines, drain=False, recompute_kv=recompute_kv).publish(1)
         written = await running
@@ -147,7 +149,7 @@ def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: boo
         fresh = await engines[0].generate([*PROMPT, *written.tokens[:before]], law)
         assert ((fresh.tokens, fresh.logprobs) == (written.tokens[before:], written.logprobs[before:])) == recompute_kv
 
-    play(scene, TransformersEngine)
+    play(scene, ThreadedEngine)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +162,9 @@ def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: boo
 )
 @pytest.mark.parametrize("drain", [True, False])
 def test_an_engine_with_other_weights_ends_the_run_at_the_first_sync(
-    kind: type[TransformersEngine], tensor: str, drain: bool, caplog: pytest.LogCaptureFixture
+    kind: type[ThreadedEngine], tensor: str, drain: bool, caplog: pytest.LogCaptureFixture
 ):
-    async def scene(actor: Worker, engines: list[TransformersEngine]):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
         with pytest.raises(RuntimeError, match=rf"version 1 engine 1 holds other weights: {tensor} is float32.* there"):
             await Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=True).publish(1)
         tasks = [asyncio.create_task(engine.generate(PROMPT, SAMPLED)) for engine in engines]
@@ -174,7 +176,7 @@ def test_an_engine_with_other_weights_ends_the_run_at_the_first_sync(
             task.cancel()
 
     with caplog.at_level(logging.ERROR):
-        play(scene, TransformersEngine, kind)
+        play(scene, ThreadedEngine, kind)
     assert "publishing version 1 failed: the engines stay paused" in caplog.text
 
 
@@ -187,7 +189,7 @@ def test_the_weights_are_exported_before_the_pause(drain: bool, recompute_kv: bo
             events.append("export")
             return super().export_weights()
 
-    async def scene(actor: Worker, engines: list[TransformersEngine]):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
         for engine in engines:
             assert isinstance(engine, Diary)
             engine.start_diary(events)
@@ -203,9 +205,9 @@ def test_an_error_while_exporting_leaves_the_engines_at_work():
             yield from list(super().export_weights())[:3]
             raise OSError("the trainer is gone")
 
-    async def scene(actor: Worker, engines: list[TransformersEngine]):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
         with pytest.raises(OSError, match="the trainer is gone"):
             await Publisher(MemoryCarrier(actor, engines), engines, drain=False, recompute_kv=True).publish(1)
         assert (await engines[0].generate(PROMPT, SAMPLED)).versions == (0,) * 12
 
-    play(scene, TransformersEngine, trainer=Broken)
+    play(scene, ThreadedEngine, trainer=Broken)
