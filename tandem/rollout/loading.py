@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -18,29 +18,33 @@ def load_weights(model: PreTrainedModel, weights: NamedTensors) -> None:
     Tied weights have one name, the first: a tied model takes no lm_head.weight.
     """
     wanted = dict(model.named_parameters())
-    given: dict[str, torch.Tensor] = {}
-    for name, tensor in weights:
-        if name in given:
-            raise ValueError(f"weight {name!r} came twice")
-        given[name] = tensor
-    check_weights(wanted, given)
+    given = list(weights)
+    check_weights({name: tuple(parameter.shape) for name, parameter in wanted.items()}, given)
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(given[name])
+        for name, tensor in given:
+            wanted[name].copy_(tensor)
 
 
-def check_weights(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError that names the first weight which is unknown, missing or of another shape."""
-    unknown = [name for name in given if name not in wanted]
+def check_weights(wanted: Mapping[str, Sequence[int]], given: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Raise ValueError that names the first weight which came twice, is unknown, missing or of another shape.
+
+    `wanted` is name -> shape.
+    """
+    shapes: dict[str, list[int]] = {}
+    for name, tensor in given:
+        if name in shapes:
+            raise ValueError(f"weight {name!r} came twice")
+        shapes[name] = list(tensor.shape)
+    unknown = [name for name in shapes if name not in wanted]
     if unknown:
         tied = " (the model ties it to its embedding)" if unknown[0] == "lm_head.weight" else ""
         raise ValueError(f"{len(unknown)} weights are unknown to the engine's model, first {unknown[0]!r}{tied}")
-    missing = [name for name in wanted if name not in given]
+    missing = [name for name in wanted if name not in shapes]
     if missing:
         raise ValueError(f"{len(missing)} of {len(wanted)} weights are missing, first {missing[0]!r}")
-    for name, parameter in wanted.items():
-        if given[name].shape != parameter.shape:
-            raise ValueError(f"weight {name!r} has shape {list(given[name].shape)}, want {list(parameter.shape)}")
+    for name, shape in wanted.items():
+        if shapes[name] != list(shape):
+            raise ValueError(f"weight {name!r} has shape {shapes[name]}, want {list(shape)}")
 
 
 def refuse_unsupported(model: PreTrainedModel, max_total_sequence_length: int) -> None:

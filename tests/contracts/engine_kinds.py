@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib.util
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 from transformers import PreTrainedModel
 
 from tandem.roles import Engine
@@ -24,11 +26,30 @@ SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=()
 
 @dataclass(frozen=True)
 class Kind:
-    """An implementation: how to start one from a model, and how near its float32 log-probs are to the definition."""
+    """An implementation: how to start one from a model, and how near its float32 log-probs are to the definition.
+
+    `exact`: what is written is a function of prompt, law, seed and weights to the last bit, and a seed draws the same
+    at a position whether the text before it was written or given. Where it is not, kernels see how many rows there
+    are: tokens are compared as they are, log-probs within the tolerance.
+    """
 
     name: str
     start: Callable[[PreTrainedModel, int], Engine]
     tolerance: float
+    exact: bool = True
+    package: str | None = None  # that is not always there
+
+    def same(self, got: Generation, want: Generation) -> bool:
+        """Whether two generations are one, as far as this implementation holds it."""
+        if self.exact:
+            return got == want
+        near = len(got.logprobs) == len(want.logprobs) and all(
+            abs(a - b) <= self.tolerance for a, b in zip(got.logprobs, want.logprobs, strict=True)
+        )
+        return near and replace(got, logprobs=()) == replace(want, logprobs=())
+
+    def all_same(self, got: Sequence[Generation], want: Sequence[Generation]) -> bool:
+        return len(got) == len(want) and all(self.same(a, b) for a, b in zip(got, want, strict=True))
 
 
 def start_transformers(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
@@ -43,10 +64,30 @@ def start_router(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
     return Router(engines, max_reissues=1, max_imbalance=1)
 
 
+def start_vllm(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
+    from tests.contracts import vllm_kind
+
+    return vllm_kind.start_vllm(model, max_concurrent_samples, MAX_LENGTH)
+
+
 KINDS = [
     Kind("transformers", start_transformers, tolerance=1e-5),
     Kind("router", start_router, tolerance=1e-5),
+    Kind("vllm", start_vllm, tolerance=1e-4, exact=False, package="vllm"),
 ]
+
+
+def kind_of(request: pytest.FixtureRequest) -> Kind:
+    """The implementation that a test runs on. One whose package is not installed is skipped, with the way to it."""
+    kind: Kind = request.param
+    if kind.package is not None and importlib.util.find_spec(kind.package) is None:
+        pytest.skip(f"the {kind.name} engine needs the package {kind.package}: .ci/vllm makes an environment with it")
+    return kind
+
+
+def text(written: Generation, begin: int = 0, end: int | None = None) -> Generation:
+    """Tokens and log-probs from here to there, without what else was said of them."""
+    return Generation(written.tokens[begin:end], written.logprobs[begin:end], (), "length")
 
 
 def play(
@@ -60,7 +101,7 @@ def play(
     async def body() -> None:
         engine = kind.start(model or tiny_model(), slots)
         try:
-            await asyncio.wait_for(scene(engine), timeout=60)
+            await asyncio.wait_for(scene(engine), timeout=120)
         finally:
             await engine.close()
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tandem.roles import Engine
 from tandem.types import Generation
-from tests.contracts.engine_kinds import KINDS, PROMPTS, SAMPLED, Kind, pause_midway, play, write_all
+from tests.contracts.engine_kinds import KINDS, PROMPTS, SAMPLED, Kind, kind_of, pause_midway, play, text, write_all
 from tests.rollout.tiny_models import ARCHITECTURES, tiny_model
 
 LONG = replace(SAMPLED, max_new_tokens=110)
@@ -20,7 +20,7 @@ LONG = replace(SAMPLED, max_new_tokens=110)
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    return request.param
+    return kind_of(request)
 
 
 def undisturbed(kind: Kind, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Generation]:
@@ -67,12 +67,25 @@ def test_tokens_before_an_update_are_those_of_an_undisturbed_engine(kind: Kind, 
         for got, want in zip(update_in_flight(kind, old, new, recompute_kv=recompute_kv), wanted, strict=True):
             before = got.versions.count(0)
             assert got.versions == (0,) * before + (1,) * (110 - before)
-            assert (got.tokens[:before], got.logprobs[:before]) == (want.tokens[:before], want.logprobs[:before])
+            assert kind.same(text(got, 0, before), text(want, 0, before))
             assert got.tokens != want.tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_on_a_recomputed_cache_logprobs_are_those_of_the_new_weights_alone(kind: Kind, architecture: str):
+    new = tiny_model(architecture, seed=2)
+    old = tiny_model(architecture, seed=1)
+    for prompt, got in zip(PROMPTS, update_in_flight(kind, old, new, recompute_kv=True), strict=True):
+        seen = len(prompt) + got.versions.count(0)
+        wanted = logprobs_on_old_cache(new, new, [*prompt, *got.tokens], seen - 1)
+        got_after = torch.tensor(got.logprobs[got.versions.count(0) :])
+        torch.testing.assert_close(got_after, wanted, atol=kind.tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_on_a_recomputed_cache_tokens_are_those_of_a_fresh_engine_given_the_text(kind: Kind, architecture: str):
+    if not kind.exact:
+        pytest.skip(f"{kind.name} draws from a stream of its own a request: after a text it begins anew")
     new = tiny_model(architecture, seed=2)
     written = update_in_flight(kind, tiny_model(architecture, seed=1), new, recompute_kv=True)
 
@@ -81,7 +94,7 @@ def test_on_a_recomputed_cache_tokens_are_those_of_a_fresh_engine_given_the_text
             before = got.versions.count(0)
             law = replace(LONG, seed=LONG.seed + i, max_new_tokens=110 - before)
             want = await engine.generate([*prompt, *got.tokens[:before]], law)
-            assert (got.tokens[before:], got.logprobs[before:]) == (want.tokens, want.logprobs)
+            assert kind.same(text(got, before), text(want))
 
     play(kind, fresh, new)
 
@@ -127,7 +140,7 @@ def test_a_late_sample_reads_its_prompt_with_the_new_weights(kind: Kind, recompu
         await load(engine, 1, new, recompute_kv=recompute_kv)
         later = asyncio.create_task(engine.generate(prompt, replace(SAMPLED, seed=77)))
         for late in (await waiting, await later):
-            assert (late.tokens, late.logprobs) == (wanted[0].tokens, wanted[0].logprobs)
+            assert kind.same(text(late), text(wanted[0]))
             assert late.versions == (1,) * 12
         await asyncio.gather(*tasks)
 
@@ -145,7 +158,7 @@ def test_a_pause_without_an_update_changes_no_bit(kind: Kind):
             await engine.pause(drain=False)  # again: no harm
         assert not any(task.done() for task in tasks)
         await engine.resume()
-        assert await asyncio.gather(*tasks) == wanted
+        assert kind.all_same(await asyncio.gather(*tasks), wanted)
 
     play(kind, scene)
 
@@ -180,7 +193,7 @@ def test_requests_may_be_cancelled_while_they_stand(kind: Kind, recompute_kv: bo
             task.cancel()
         await load(engine, 1, tiny_model(seed=1), recompute_kv=recompute_kv)
         late = await waiting[1]
-        assert (late.tokens, late.logprobs) == (wanted[0].tokens, wanted[0].logprobs)
+        assert kind.same(text(late), text(wanted[0]))
         assert len((await tasks[1]).tokens) == 110
         assert all(task.cancelled() for task in (tasks[0], tasks[2], waiting[0]))
 
@@ -196,7 +209,7 @@ def test_wrong_weights_leave_what_stands_unharmed(kind: Kind):
         with pytest.raises(ValueError, match="missing"):
             await engine.load_weights(1, list(tiny_model(seed=1).named_parameters())[:3])
         await engine.resume()
-        assert await asyncio.gather(*tasks) == wanted
+        assert kind.all_same(await asyncio.gather(*tasks), wanted)
 
     play(kind, scene)
 
@@ -224,7 +237,7 @@ def test_weights_may_follow_a_drain_that_follows_a_stand(kind: Kind):
     async def scene(engine: Engine):
         tasks = await pause_midway(engine, PROMPTS, LONG)
         await engine.pause()
-        assert [task.result() for task in tasks if task.done()] == wanted
+        assert kind.all_same([task.result() for task in tasks if task.done()], wanted)
         await load(engine, 1, tiny_model(seed=1), recompute_kv=True)
         assert (await engine.generate([1], SAMPLED)).versions == (1,) * 12
 

@@ -149,7 +149,7 @@ def build_mesh(parallel: Parallel, device: torch.device) -> Mesh:
             "parallel.keep_gathered=true keeps what ranks gather from each other of a layer, but each part is on one "
             f"rank (parallel.tensor_parallel_size={tensor}, {ranks} in all): set it to false"
         )
-    if not dist.is_initialized():
+    if ranks == 1:  # an engine in this process may have set up a world of its own
         return Mesh(parallel, None)
     shape = (ranks // tensor, tensor)
     devices = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))

@@ -1,0 +1,133 @@
+"""The decoder that is vLLM: its scheduler, paged cache and kernels, stepped by the thread of our engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import count
+
+from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore  # not every checkout has vllm
+from vllm.outputs import RequestOutput  # type: ignore  # as above
+from vllm.sampling_params import RequestOutputKind  # type: ignore  # as above
+
+from tandem.roles import Fingerprint, NamedTensors
+from tandem.rollout.loading import check_weights
+from tandem.rollout.rows import Finished, Row, ending
+from tandem.rollout.vllm import workers
+from tandem.types import FinishReason, RolloutFailed, Sampling
+
+SEEDS = 1 << 64
+
+
+class VllmDecoder:
+    """Plays the Decoder. A row is a request of vLLM; what runs, waits or is preempted there is vLLM's affair.
+
+    A step draws all its tokens with the present weights: asynchronous scheduling, which is a step behind, is off.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        """`args` ask for token ids only, the log-probs of the processed law and synchronous scheduling."""
+        self._engine = LLMEngine.from_engine_args(args)
+        model, scheduler = self._engine.vllm_config.model_config, self._engine.vllm_config.scheduler_config
+        self.vocabulary: int = model.get_vocab_size()
+        self.max_length: int = model.max_model_len
+        self._max_rows: int = scheduler.max_num_seqs
+        self._numbers = count()
+        self._rows: dict[str, Row] = {}  # by the request's id
+        self._updates = 0  # requests of other weights share no cache: a salt of its hashes
+        self._shapes: dict[str, tuple[int, ...]] = self._engine.collective_rpc(workers.shapes)[0]
+        self._is_tied = bool(self._engine.collective_rpc(workers.tied)[0])
+
+    @property
+    def free(self) -> int:
+        return self._max_rows - len(self._rows)
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            name = str(next(self._numbers))
+            prompt = {"prompt_token_ids": list(row.prompt), "cache_salt": str(self._updates)}
+            self._engine.add_request(name, prompt, params_of(row.sampling, self.vocabulary))
+            self._rows[name] = row
+
+    def remove(self, row: Row) -> None:
+        name = next(name for name, other in self._rows.items() if other is row)
+        self._engine.abort_request([name])
+        del self._rows[name]
+
+    def step(self) -> list[Finished]:
+        finished: list[Finished] = []
+        for output in self._engine.step():
+            assert isinstance(output, RequestOutput)
+            row = self._rows.get(output.request_id)
+            if row is None:  # aborted in the middle of this step
+                continue
+            outcome = take(row, output)
+            if outcome is None:
+                continue
+            del self._rows[output.request_id]
+            if not output.finished:
+                self._engine.abort_request([output.request_id])
+            finished.append((row, outcome))
+        return finished
+
+    def recompute(self) -> None:
+        """Every request gives its blocks back and is scheduled again, with its text as the prompt."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def load_weights(self, weights: NamedTensors) -> None:
+        """All are checked before vLLM takes the first. They are held until the last has come."""
+        given = list(weights)
+        check_weights(self._shapes, given)
+        self._engine.collective_rpc(workers.take_weights, args=(given,))
+        # Running requests may go on reading what the old weights cached; new ones do not find it.
+        self._updates += 1
+
+    def fingerprint(self) -> Fingerprint:
+        """Digested where the weights lie; ranks send sums."""
+        return workers.join(self._engine.collective_rpc(workers.weigh_weights), tied=self._is_tied)
+
+    def close(self) -> None:
+        for row in list(self._rows.values()):
+            self.remove(row)
+        self._engine.engine_core.shutdown()
+
+
+def params_of(sampling: Sampling, vocabulary: int) -> SamplingParams:
+    """Our law in vLLM's words."""
+    return SamplingParams(
+        max_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or 0,  # 0: all
+        top_p=sampling.top_p,
+        seed=spread(sampling.seed),
+        stop_token_ids=[token for token in sampling.stop_token_ids if 0 <= token < vocabulary],
+        ignore_eos=True,  # the model's own; ours are stop tokens
+        logprobs=0,  # of the token drawn
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def spread(seed: int) -> int:
+    """A seed whose lower half depends on all its bits: torch's generator on a CPU takes 32 of them.
+
+    Never negative: -1 is no seed to vLLM.
+    """
+    return int.from_bytes(hashlib.blake2b((seed % SEEDS).to_bytes(8, "big"), digest_size=8).digest(), "big")
+
+
+def take(row: Row, output: RequestOutput) -> FinishReason | RolloutFailed | None:
+    """Add a step's tokens to a row; why it ends with them, or None. Nothing behind an ending is kept."""
+    (completion,) = output.outputs
+    logprobs = completion.logprobs
+    assert logprobs is not None, "asked for"
+    for token, logprob in zip(completion.token_ids, logprobs.logprobs, strict=True):
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        outcome = ending(row)
+        if outcome is not None:
+            return outcome
+    if output.finished:
+        return RolloutFailed(f"vLLM ended the request early: {completion.finish_reason}", "infrastructure")
+    return None

@@ -1,0 +1,53 @@
+"""A vLLM engine from its section of the recipe."""
+
+from __future__ import annotations
+
+from vllm import EngineArgs  # type: ignore  # not every checkout has vllm
+from vllm.platforms import current_platform  # type: ignore  # as above
+
+from tandem.config.models import Precision, VllmEngine
+from tandem.rollout.threaded import ThreadedEngine
+from tandem.rollout.vllm.decoder import VllmDecoder
+
+
+def vllm_engine(
+    section: VllmEngine, *, model: str, precision: Precision, max_total_sequence_length: int, trust_remote_code: bool
+) -> ThreadedEngine:
+    """`model` is a directory or a hub name. Its weights are read; a trainer's may follow."""
+    args = engine_args(
+        section,
+        model=model,
+        precision=precision,
+        max_total_sequence_length=max_total_sequence_length,
+        trust_remote_code=trust_remote_code,
+    )
+    return ThreadedEngine(VllmDecoder(args), name="vllm-engine")
+
+
+def engine_args(
+    section: VllmEngine, *, model: str, precision: Precision, max_total_sequence_length: int, trust_remote_code: bool
+) -> EngineArgs:
+    """What vLLM is started with: the recipe's knobs, and what the Engine role asks for."""
+    return EngineArgs(
+        model=model,
+        trust_remote_code=trust_remote_code,
+        dtype=precision,
+        max_model_len=max_total_sequence_length,
+        max_num_seqs=section.max_num_seqs,
+        max_num_batched_tokens=section.max_num_batched_tokens,
+        tensor_parallel_size=section.tensor_parallel_size,
+        gpu_memory_utilization=section.gpu_memory_utilization,
+        kv_cache_memory_bytes=section.kv_cache_memory_bytes,
+        enable_prefix_caching=section.enable_prefix_caching,
+        enforce_eager=section.enforce_eager,
+        skip_tokenizer_init=True,  # token ids in, token ids out
+        logprobs_mode="processed_logprobs",  # of the law that is sampled; the default ignores the temperature
+        async_scheduling=False,  # weights change between two steps
+        disable_log_stats=True,
+        seed=0,  # every request has its own
+    )
+
+
+def vllm_device() -> str:
+    """The kind of device that the installed vLLM runs on, in torch's words."""
+    return str(current_platform.device_type)
