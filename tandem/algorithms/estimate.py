@@ -45,7 +45,7 @@ from tandem.config.algorithm import (
     ReinforcePlusPlus,
     Rloo,
 )
-from tandem.types import Max, Mean, Metrics, Sum
+from tandem.types import Max, Mean, Metrics, Min, Sum
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,24 @@ def trained_tokens(columns: Columns, algorithm: Ppo | Grpo) -> tuple[Tensor, Met
 
 
 def mismatch_metrics(columns: Columns) -> Metrics:
-    """How far the trainer's log-probs are from the engine's: staleness, precision, or a fault."""
+    """How far the trainer's log-probs are from the engine's: staleness, precision, or a fault.
+
+    Means over all tokens; and of the samples' own means (seq_mult_prob_error) the largest, the mean and the smallest.
+    """
     layout = columns.layout(columns.mask_NT)
-    sums = mismatch_sums(columns.old_logprobs_NT.flatten(), columns.gen_logprobs_NT.flatten(), layout)
+    old_P, gen_P = columns.old_logprobs_NT.flatten(), columns.gen_logprobs_NT.flatten()
     tokens = columns.mask_NT.sum().item()
-    return {f"rollout/{name}": Mean(total.item(), tokens) for name, total in sums.items()}
+    metrics: Metrics = {
+        f"rollout/{name}": Mean(total.item(), tokens) for name, total in mismatch_sums(old_P, gen_P, layout).items()
+    }
+    error_N = sequence_prob_error(old_P, gen_P, layout)[layout.tokens() > 0]
+    if len(error_N):
+        metrics |= {
+            "rollout/seq_mult_prob_error_max": Max(error_N.max().item()),
+            "rollout/seq_mult_prob_error_mean": Mean(error_N.sum().item(), len(error_N)),
+            "rollout/seq_mult_prob_error_min": Min(error_N.min().item()),
+        }
+    return metrics
 
 
 def advantage_metrics(advantages_NT: Tensor, mask_NT: Tensor) -> Metrics:

@@ -141,6 +141,18 @@ def test_a_sample_that_the_engine_and_the_trainer_disagree_on_is_masked():
     assert result.metrics["rollout/masked_by_logprob_error"].value == 1
 
 
+def test_how_far_engine_and_trainer_are_apart_is_told_by_token_and_by_sample():
+    here = columns()
+    metrics = estimate(here, Ppo(seq_logprob_error_threshold=1.0001), PolicyLoss(), 0.0).metrics
+    ratio_NT = (here.old_logprobs_NT - here.gen_logprobs_NT).abs().exp()
+    samples = [ratio_NT[n][here.mask_NT[n]].mean().item() for n in range(N)]
+    assert metrics["rollout/masked_by_logprob_error"].value == N, "those that are masked are told of too"
+    assert metrics["rollout/token_mult_prob_error"].value == pytest.approx(ratio_NT[here.mask_NT].mean().item())
+    assert metrics["rollout/seq_mult_prob_error_max"].value == pytest.approx(max(samples))
+    assert metrics["rollout/seq_mult_prob_error_mean"].value == pytest.approx(sum(samples) / N)
+    assert metrics["rollout/seq_mult_prob_error_min"].value == pytest.approx(min(samples))
+
+
 def test_a_batch_without_a_token_gives_zeros_and_no_nan():
     nothing = columns(mask_NT=torch.zeros(N, T, dtype=torch.bool))
     for estimator in ESTIMATORS:

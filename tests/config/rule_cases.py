@@ -325,6 +325,13 @@ CASES = [
     ),
     ("training_law", PPO, "policy.generation.top_k=5", "policy.generation.top_k=null", "top_k = 5|top_k=null"),
     (
+        "vllm_temperature",
+        PPO,
+        "policy.generation.engine.name=vllm policy.generation.temperature=0.001",
+        "policy.generation.temperature=0.01",
+        "policy.generation.temperature = 0.001|0.01|policy.generation.engine.name = vllm",
+    ),
+    (
         "varlen_attention",
         PPO,
         "policy.attention=varlen policy.precision=bfloat16 cluster.device=cpu",

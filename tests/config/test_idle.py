@@ -56,6 +56,12 @@ CASES = [
         "async_rl.weight_update = drain",
     ),
     (
+        "policy.generation.engine.gpu_memory_utilization=0.7",
+        ["policy.generation.engine={name: vllm, kv_cache_memory_bytes: 1000000}"],
+        ["policy.generation.engine.kv_cache_memory_bytes=null"],
+        "policy.generation.engine.kv_cache_memory_bytes = 1000000",
+    ),
+    (
         "ppo.dynamic_sampling_max_gen_batches=3",
         [],
         ["ppo.use_dynamic_sampling=true"],

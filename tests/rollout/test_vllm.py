@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +26,7 @@ from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.vllm.decoder import VllmDecoder
 from tandem.rollout.vllm.engine import engine_args
 from tandem.train.worker import Worker
-from tandem.types import RolloutFailed, Sampling
+from tandem.types import EngineDied, RolloutFailed, Sampling
 from tandem.weights.memory import MemoryCarrier
 from tandem.weights.publisher import Publisher
 from tests.contracts.vllm_kind import SETTINGS, Lent, decoder_of, start_vllm
@@ -152,7 +156,9 @@ def test_logits_that_are_not_finite_fail_their_request_only():
     asyncio.run(scene())
 
 
-def test_two_ranks_that_share_a_model_write_its_law_and_prove_its_weights(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_two_ranks_that_share_a_model_write_its_law_prove_its_weights_and_die_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One key head for two ranks: each holds a copy."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     old, new = (tiny_model("qwen2", seed=seed, tied=True) for seed in (0, 1))
@@ -174,5 +180,12 @@ def test_two_ranks_that_share_a_model_write_its_law_and_prove_its_weights(tmp_pa
             wanted = (full_logits(model, [*PROMPT, *written.tokens])[2:-1] / 0.7).log_softmax(-1)
             wanted = wanted.gather(-1, torch.tensor(written.tokens)[:, None]).squeeze(-1)
             torch.testing.assert_close(torch.tensor(written.logprobs), wanted, atol=1e-4, rtol=0)
+        running = asyncio.create_task(engine.generate(PROMPT, replace(SAMPLED, max_new_tokens=150)))
+        await engine.fingerprint()
+        worker = multiprocessing.active_children()[0]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        for call in (running, engine.generate(PROMPT, SAMPLED), engine.fingerprint()):
+            with pytest.raises(EngineDied):
+                await call
 
     play(lambda: ThreadedEngine(VllmDecoder(args), name="vllm-engine"), new, scene)

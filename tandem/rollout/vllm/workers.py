@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from vllm.config import set_current_vllm_config  # type: ignore  # as below
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # type: ignore  # as below
 from vllm.v1.worker.worker_base import WorkerBase  # type: ignore  # not every checkout has vllm
 
@@ -55,7 +56,8 @@ def take_weights(worker: WorkerBase, weights: Sequence[tuple[str, torch.Tensor]]
     """Replace every weight. They are whole, complete and of the right shapes: a reload that fails leaves no model."""
     model = worker.get_model()
     dtype: torch.dtype = worker.model_config.dtype
-    worker.reload_weights(weights_iterator=((name, tensor.to(dtype)) for name, tensor in weights))
+    with set_current_vllm_config(worker.vllm_config):  # which 0.26 does not set for a reload
+        worker.reload_weights(weights_iterator=((name, tensor.to(dtype)) for name, tensor in weights))
     repack(model)
 
 
