@@ -1,4 +1,4 @@
-"""The transformers engine against `model.generate` per batch: `python benchmarks/rollout.py [--threads N]`.
+"""An engine against `model.generate` per batch: `python benchmarks/rollout.py [--threads N] [--engine vllm]`.
 
 All run the quickstart model in float32 on the same prompts, alternating, in one process. Ours returns the log-probs of
 the sampled law, which PPO needs; the peer runs with them (from its logits) and without. Tokens count to each row's end.
@@ -16,12 +16,14 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tandem.config.models import VllmEngine
 from tandem.data.arithmetic import problem
+from tandem.roles import Engine
 from tandem.rollout.transformers import transformers_engine
 from tandem.types import Sampling
 
 MODEL = Path(__file__).parents[1] / "tandem" / "assets" / "quickstart"
-SLOTS, SAMPLES = 64, 4
+SLOTS, SAMPLES, LENGTH = 64, 4, 512
 
 Request = tuple[Sequence[int], Sampling]
 
@@ -88,11 +90,30 @@ def own_length(row: list[int], law: Sampling) -> int:
     return min([*ends, law.max_new_tokens, len(row)])
 
 
-async def compare(rounds: int) -> None:
+def build(engine: str, model: LlamaForCausalLM) -> Engine:
+    """Either engine, with as many slots."""
+    if engine == "transformers":
+        pad = model.config.pad_token_id
+        return transformers_engine(
+            model, max_concurrent_samples=SLOTS, max_total_sequence_length=LENGTH, pad_token_id=pad
+        )
+    from tandem.rollout.vllm.engine import vllm_engine
+
+    section = VllmEngine(name="vllm", max_num_seqs=SLOTS, kv_cache_memory_bytes=256 << 20, enforce_eager=True)
+    return vllm_engine(
+        section,
+        model=str(MODEL),
+        precision="float32",
+        max_total_sequence_length=LENGTH,
+        trust_remote_code=False,
+    )
+
+
+async def compare(rounds: int, kind: str) -> None:
     model, peer = (LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval() for _ in range(2))
     pad, stop = model.config.pad_token_id, model.config.eos_token_id
     peer.generation_config.eos_token_id = None
-    engine = transformers_engine(model, max_concurrent_samples=SLOTS, max_total_sequence_length=512, pad_token_id=pad)
+    engine = build(kind, model)
 
     async def ours(requests: Sequence[Request]) -> int:
         generations = await asyncio.gather(*[engine.generate(prompt, law) for prompt, law in requests])
@@ -130,9 +151,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    asyncio.run(compare(arguments.rounds))
+    asyncio.run(compare(arguments.rounds, arguments.engine))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def engine_args(
         logprobs_mode="processed_logprobs",  # of the law that is sampled; the default ignores the temperature
         async_scheduling=False,  # weights change between two steps
         disable_log_stats=True,
+        use_tqdm_on_load=False,
         seed=0,  # every request has its own
     )
 
