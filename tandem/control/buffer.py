@@ -29,6 +29,7 @@ class Buffer:
         self._tickets = 0  # how many may be out at one time; 0 until open() says
         self._ended = False
         self._stopped = False
+        self._stopped_at_once = False
         self._changed = asyncio.Condition()
 
     @property
@@ -85,10 +86,14 @@ class Buffer:
             self._ended = True
             self._changed.notify_all()
 
-    async def stop(self) -> None:
-        """Nothing will be trained any more. Wakes take(), which gives nothing from now on."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """No step will begin any more. Wakes take(), which gives nothing from now on.
+
+        `at_once`: not even to a step that has begun.
+        """
         async with self._changed:
             self._stopped = True
+            self._stopped_at_once |= at_once
             self._changed.notify_all()
 
     async def take(self, version: int, want: int, *, stoppable: bool = True) -> Choice:
@@ -98,7 +103,7 @@ class Buffer:
         and an empty choice when nothing is left. A step that has begun is not `stoppable`: it gets its groups.
         """
         async with self._changed:
-            while not (stoppable and self._stopped):
+            while not (self._stopped if stoppable else self._stopped_at_once):
                 wanted = min(want, len(self._entries)) if self._ended else want
                 choice = self._choose(self._entries, version, wanted)
                 if choice is not None:

@@ -19,7 +19,7 @@ from tandem.control.steps import rollout_metrics, staleness_metrics
 from tandem.control.watchdog import now
 from tandem.metrics.reduce import flatten
 from tandem.roles import Algorithm, DataPlane, Dataset, Gpus, RollOut, Sink, WeightSync
-from tandem.types import Batch, Group, Metrics, merge
+from tandem.types import Batch, EngineDied, Group, Metrics, merge
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,13 @@ class Controller:
         self.step = 0  # steps trained
         self.version = 0  # how often the policy's weights have been published
         self.producer = Producer(
-            plan, dataset=dataset, roll_out=roll_out, buffer=buffer, plane=plane, accounts=accounts
+            plan,
+            dataset=dataset,
+            roll_out=roll_out,
+            buffer=buffer,
+            plane=plane,
+            accounts=accounts,
+            on_death=self._end_without_engines,
         )
         self._sync = sync
         self._gpus = gpus
@@ -72,6 +78,7 @@ class Controller:
         self._validated_step = -1
         self._newest: dict[str, float] = {}  # the records of the last step
         self.stopped: str = ""  # why the run ends before its time
+        self._death: EngineDied | None = None  # of the last engine
         self._asked_to_stop = asyncio.Event()  # set by stop(), which a signal may call at any time
 
     async def run(self) -> None:
@@ -100,6 +107,14 @@ class Controller:
         """End after the step that trains now, or at once if none does; the run is saved first."""
         self.stopped = self.stopped or why
         self._asked_to_stop.set()
+
+    def _end_without_engines(self, death: EngineDied) -> None:
+        """No engine is left: end as stop() does. A step that waits for more groups cannot be finished: its error."""
+        if self._death is None:
+            self._death = death
+            log.error("the run ends: %s", death)
+            self.stop(f"the death of its engines ({death})")
+            self.beside(self.buffer.stop(at_once=True))
 
     async def _stop_when_asked(self) -> None:
         await self._asked_to_stop.wait()
@@ -151,6 +166,8 @@ class Controller:
         while len(groups) < self.plan.groups_per_step:
             left = self.plan.groups_per_step - len(groups)
             more = await self._take(min(self.plan.groups_per_chunk, left), stoppable=False)
+            if self._death is not None and not more:
+                raise self._death
             if not more:
                 return
             groups.extend(more)
@@ -169,19 +186,27 @@ class Controller:
         if train_policy:
             self.version += 1
             with self._waiting(f"publishing version {self.version}", "weights/publish"):
-                metrics |= await self._sync.publish(self.version)
+                metrics |= await self._publish()
         await self.plane.drop([key for group in groups for key in group.keys])
         self.step += 1
         self.producer.watchdog.progress()
         self._newest = {}
         self._report(metrics, now() - started)
         ends = self.step == self.plan.max_num_steps and self.plan.val_at_end
-        if ends or self._validates_at(self.step):  # before the save, which is ranked by it
+        if self._death is None and (ends or self._validates_at(self.step)):  # before the save, which is ranked by it
             await self._validate()
         if self._save and self.step % self.plan.save_period == 0:
             with self._waiting(f"saving step {self.step}", "control/save"):
                 await self._save(self)
         await self.buffer.release(len(groups))
+
+    async def _publish(self) -> Metrics:
+        """Without an engine left the step is whole all the same: the run that goes on from it publishes first."""
+        try:
+            return await self._sync.publish(self.version)
+        except EngineDied as death:
+            self._end_without_engines(death)
+            return {}
 
     @contextmanager
     def _waiting(self, what: str, span: str) -> Generator[None]:

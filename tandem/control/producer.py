@@ -14,7 +14,7 @@ from tandem.control.failures import Budgets, backoff_s
 from tandem.control.plan import Plan
 from tandem.control.watchdog import Watchdog, now
 from tandem.roles import DataPlane, Dataset, RollOut
-from tandem.types import Group, Prompt, RolloutFailed
+from tandem.types import EngineDied, Group, Prompt, RolloutFailed
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,17 @@ class Producer:
     """Owns the place in the data, the rollouts in flight and the failure budgets."""
 
     def __init__(
-        self, plan: Plan, *, dataset: Dataset, roll_out: RollOut, buffer: Buffer, plane: DataPlane, accounts: Accounts
+        self,
+        plan: Plan,
+        *,
+        dataset: Dataset,
+        roll_out: RollOut,
+        buffer: Buffer,
+        plane: DataPlane,
+        accounts: Accounts,
+        on_death: Callable[[EngineDied], None],
     ) -> None:
+        """`on_death` is told when no engine is left; whoever it tells must cancel run()."""
         self.next_index = 0  # the first prompt of the stream that has never had a ticket
         self.watchdog = Watchdog(
             timeout_s=plan.async_rl.stall_timeout_s, on_stall=plan.async_rl.on_stall, rollouts=self._describe
@@ -36,6 +45,7 @@ class Producer:
         self._buffer = buffer
         self._plane = plane
         self._accounts = accounts
+        self._on_death = on_death
         self._again: list[Entry] = []  # prompts of a checkpoint that were in flight: they hold their tickets
         self._in_flight: dict[int, tuple[asyncio.Task[None], float]] = {}  # with the time they started
         self._without_signal = 0  # groups with equal rewards since the last step was taken
@@ -81,6 +91,10 @@ class Producer:
                     raise asyncio.CancelledError from failure
                 if not await self._may_retry(prompt, entry, failure):
                     return None
+                continue
+            except EngineDied as death:
+                self._on_death(death)
+                await asyncio.Event().wait()  # until run() is cancelled: a checkpoint begins this prompt again
                 continue
             self.budgets.finished()
             if group is None:

@@ -61,7 +61,7 @@ def train(loaded: Loaded) -> int:
             raise
         if stopped:
             place.console.print(how_to_go_on(f"stopped by {stopped}", place.run_dir), soft_wrap=True, highlight=False)
-    return EXIT_CODES.get(stopped, 0)
+    return EXIT_CODES.get(stopped, 1) if stopped else 0  # 1: its engines died
 
 
 def machinery_of(config: Config, run_dir: Path) -> Machinery:

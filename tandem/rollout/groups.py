@@ -6,11 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from tandem.roles import DataPlane, Engine, Environment, Write
-from tandem.types import Generation, Group, Prompt, RolloutFailed, Sample, Sampling
+from tandem.types import EngineDied, Generation, Group, Prompt, RolloutFailed, Sample, Sampling
+
+E = TypeVar("E", bound=Exception)
 
 
 def request_seed(run_seed: int, index: int, sample: int, attempt: int, turn: int) -> int:
@@ -46,7 +49,10 @@ class GroupRollOut:
         self._need_spread = need_spread
 
     async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None:
-        """The finished group, or None when it gives no learning signal. Raises RolloutFailed when a sample fails."""
+        """The finished group, or None when it gives no learning signal. Raises RolloutFailed when a sample fails.
+
+        EngineDied: there is no engine left.
+        """
         samples = await self.play(prompt, attempt=attempt)
         if self._need_spread and len({sample.score.reward for sample in samples}) == 1:
             return None
@@ -62,9 +68,12 @@ class GroupRollOut:
                     episodes.create_task(self._env.play(prompt, self._writer(prompt.index, number, attempt)))
                     for number in range(self._samples)
                 ]
-        except* RolloutFailed as failures:
-            failure = first_failure(failures)
-            raise RolloutFailed(f"prompt {prompt.id!r}: {failure}", failure.kind) from failures
+        except* (RolloutFailed, EngineDied) as errors:
+            if (deaths := errors.subgroup(EngineDied)) is not None:
+                raise EngineDied(str(first_of(deaths))) from errors
+            failure = first_of(errors)
+            assert isinstance(failure, RolloutFailed), "the other kind"
+            raise RolloutFailed(f"prompt {prompt.id!r}: {failure}", failure.kind) from errors
         return [task.result() for task in tasks]
 
     def _writer(self, index: int, number: int, attempt: int) -> Write:
@@ -85,10 +94,10 @@ class GroupRollOut:
         return write
 
 
-def first_failure(failures: ExceptionGroup[RolloutFailed]) -> RolloutFailed:
-    """The first failure inside a group of them."""
-    first = failures.exceptions[0]
-    return first_failure(first) if isinstance(first, ExceptionGroup) else first
+def first_of(errors: BaseExceptionGroup[E]) -> E:
+    """The first error inside a group of them."""
+    first = errors.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:

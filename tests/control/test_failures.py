@@ -11,7 +11,7 @@ import pytest
 from tandem.config.asynchrony import Failures
 from tandem.control.controller import Controller
 from tandem.control.failures import Budgets, backoff_s
-from tandem.types import RolloutFailed
+from tandem.types import EngineDied, RolloutFailed
 from tests.control.house import House, failing, plan
 
 SAMPLERS = [
@@ -113,6 +113,55 @@ def test_a_rollout_that_never_ends_stalls_the_run_and_the_watchdog_names_it():
     assert "stall_timeout_s" in said
     assert "training waits for 2 groups for step 0" in said
     assert "'p1'" in said
+
+
+class Mortal(House):
+    """Its engines die when prompt 3 is rolled out."""
+
+    async def roll_out(self, prompt, *, attempt):
+        if prompt.index >= 3:
+            for _ in range(20):  # what was begun before it ends
+                await asyncio.sleep(0)
+            raise EngineDied("no memory left")
+        return await super().roll_out(prompt, attempt=attempt)
+
+
+def test_without_an_engine_left_the_run_is_saved_and_ends():
+    saved: list[tuple[int, list[int]]] = []
+
+    async def save(controller: Controller) -> None:
+        saved.append((controller.step, [entry["index"] for entry in controller.state()["buffer"]]))
+
+    house = Mortal()
+    controller = house.controller(plan(save_period=5), save=save)
+    run(controller)
+    assert house.trained() == [(0, 1)]
+    assert controller.stopped == "the death of its engines (no memory left)"
+    assert saved == [(1, [2, 3])], "finished or not, what has a ticket is in the checkpoint"
+
+
+def test_engines_that_are_gone_when_weights_are_published_end_the_run_after_the_step():
+    saved: list[tuple[int, int]] = []
+
+    async def save(controller: Controller) -> None:
+        saved.append((controller.step, controller.version))
+
+    class Gone(House):
+        async def publish(self, version):
+            if version == 2:
+                raise EngineDied("no memory left")
+            return await super().publish(version)
+
+    house = Gone()
+    run(house.controller(plan(save_period=5), save=save))
+    assert len(house.trained()) == 2
+    assert saved == [(2, 2)]
+
+
+def test_a_step_that_streams_cannot_be_finished_without_engines():
+    with pytest.raises(ExceptionGroup) as caught:
+        run(Mortal().controller(plan(groups_per_step=5, async_rl={"min_groups_for_streaming_train": 2})))
+    assert caught.group_contains(EngineDied, match="no memory left")
 
 
 def test_a_stall_may_only_warn(caplog: pytest.LogCaptureFixture):
