@@ -33,16 +33,17 @@ def test_a_run_whose_engine_dies_is_saved_and_goes_on_to_the_same_bits(tmp_path:
     config = short_config(RARELY)
 
     async def scene() -> str:
-        house = await build_house(config, LocalMachinery(config))
-        killer = Killer(house.engine.close)
+        machinery = LocalMachinery(config)
         try:
+            house = await build_house(config, machinery)
+            killer = Killer(house.engine.close)
             controller, _ = await build_controller(
                 config, house, run_dir=tmp_path / "killed", timeline=Timeline(), sinks=[killer]
             )
             await asyncio.wait_for(controller.run(), timeout=100)
             return controller.stopped
         finally:
-            await house.close()
+            await machinery.close()
 
     prepare(config.cluster)
     assert asyncio.run(scene()) == "the death of its engines (the engine has ended: the engine was closed)"
