@@ -61,6 +61,51 @@ def total_square(tensors: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
     return total
 
 
+class StepRule:
+    """What every optimizer's step decides by: the schedule, the divisor, the clip, and when to refuse. It counts."""
+
+    def __init__(self, config: TrainedModel, total_steps: int) -> None:
+        self.steps = 0
+        self._config = config
+        self._total_steps = total_steps
+        self._refusals = 0
+
+    @staticmethod
+    def check(divisor: float) -> None:
+        """Before anything is summed."""
+        if not (math.isfinite(divisor) and divisor >= 0):
+            raise ValueError(f"optim_step wants a finite divisor >= 0, got {divisor}")
+
+    def judge(self, norm: float, divisor: float) -> tuple[StepReport, float | None]:
+        """The report, and what to multiply the gradient's sum with before the step: None where nothing is to move.
+
+        `norm` is that of the sum, NaN where a loss was not finite. A divisor of 0 says that nothing was in the loss.
+        """
+        lr = learning_rate(self._config.scheduler, self._config.optimizer.lr, self.steps, self._total_steps)
+        if not math.isfinite(norm):
+            self._refusals += 1
+            return StepReport(norm, lr, refused=True, refusals_left=self._refusals_left), None
+        if divisor == 0:
+            return StepReport(0.0, lr, refusals_left=self._refusals_left), None
+        norm /= divisor
+        limit = self._config.max_grad_norm
+        clip = 1.0 if limit is None or norm <= limit else limit / norm
+        self.steps += 1
+        return StepReport(norm, lr, refusals_left=self._refusals_left), clip / divisor
+
+    @property
+    def _refusals_left(self) -> int:
+        return self._config.max_skipped_optimizer_steps - self._refusals
+
+    def counts(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"steps": self.steps, "refusals": self._refusals, "total_steps": self._total_steps}
+
+    def resume(self, counts: Mapping[str, int]) -> None:
+        """The schedule's length and the knobs are this run's own."""
+        self.steps, self._refusals = counts["steps"], counts["refusals"]
+
+
 class Optimizer:
     """AdamW over named float32 parameters. Norms and biases (one dimension) do not decay.
 
@@ -73,10 +118,7 @@ class Optimizer:
         self.parameters = dict(parameters)
         self._mesh = mesh
         self._parts = {name: p if mesh.devices is None else nn.Parameter(part_of(p)) for name, p in parameters.items()}
-        self._config = config
-        self._total_steps = total_steps
-        self._steps = 0
-        self._refusals = 0
+        self._rule = StepRule(config, total_steps)
         self._away = HostMemory()  # the moments, while they are not on the device
         decaying = [p for p in self._parts.values() if p.dim() > 1]
         plain = [p for p in self._parts.values() if p.dim() <= 1]
@@ -98,29 +140,17 @@ class Optimizer:
         A divisor of 0 says that nothing was in the loss: the gradient is cleared and nothing moves. On a mesh all ranks
         step or none does, and the norm is that of the whole gradient.
         """
-        if not (math.isfinite(divisor) and divisor >= 0):
-            raise ValueError(f"optim_step wants a finite divisor >= 0, got {divisor}")
+        self._rule.check(divisor)
         self._away.give_back()
-        lr = learning_rate(self._config.scheduler, self._config.optimizer.lr, self._steps, self._total_steps)
         gradients = self._take_gradients()
-        norm = self._norm(gradients, finite)
-        if not math.isfinite(norm):
-            self._refusals += 1
-            self.clear()
-            return StepReport(norm, lr, refused=True, refusals_left=self._refusals_left)
-        if divisor == 0 or not gradients:
-            self.clear()
-            return StepReport(0.0, lr, refusals_left=self._refusals_left)
-        norm /= divisor
-        limit = self._config.max_grad_norm
-        factor = 1.0 if limit is None or norm <= limit else limit / norm
-        torch._foreach_mul_(list(gradients.values()), factor / divisor)
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._adamw.step()
-        self._steps += 1
+        report, factor = self._rule.judge(self._norm(gradients, finite), divisor if gradients else 0.0)
+        if factor is not None:
+            torch._foreach_mul_(list(gradients.values()), factor)
+            for group in self._adamw.param_groups:
+                group["lr"] = report.lr
+            self._adamw.step()
         self.clear()
-        return StepReport(norm, lr, refusals_left=self._refusals_left)
+        return report
 
     def _take_gradients(self) -> dict[str, Tensor]:
         """The gradient of every part, summed over the ranks."""
@@ -137,10 +167,6 @@ class Optimizer:
             total += total_square(list(gradients.values()), copies)
         return math.sqrt(float(self._mesh.total(total if finite else total * math.nan)))
 
-    @property
-    def _refusals_left(self) -> int:
-        return self._config.max_skipped_optimizer_steps - self._refusals
-
     def clear(self) -> None:
         """Drop the accumulated gradient."""
         for parameter in (*self.parameters.values(), *self._parts.values()):
@@ -154,12 +180,12 @@ class Optimizer:
         """Moments by parameter name, float32 exact; counts as JSON."""
         mesh = self._mesh
         tensors = held(self._moments(), rank=mesh.rank, ranks=mesh.ranks, copy=copy)
-        counts = {"steps": self._steps, "refusals": self._refusals, "total_steps": self._total_steps}
+        counts = json.dumps(self._rule.counts())
 
         def write(directory: Path) -> None:
             save_file(tensors, directory / file_name(MOMENTS, mesh.rank, mesh.ranks))
             if mesh.rank == 0:
-                (directory / COUNTS).write_text(json.dumps(counts))
+                (directory / COUNTS).write_text(counts)
 
         return write
 
@@ -172,8 +198,7 @@ class Optimizer:
 
     def load(self, directory: Path) -> None:
         """Continue where the snapshot stood. The schedule's length and the knobs are this run's own."""
-        counts = json.loads((directory / COUNTS).read_text())
-        self._steps, self._refusals = counts["steps"], counts["refusals"]
+        self._rule.resume(json.loads((directory / COUNTS).read_text()))
         self.clear()
         self._away = HostMemory()
         self._adamw.state.clear()
