@@ -158,6 +158,42 @@ TABLE = (
         for model in ("policy", "value")
     ),
     *(
+        Needs(
+            (
+                f"{model}.compile",
+                *(
+                    f"{model}.parallel.{name}"
+                    for name in (
+                        *("tensor_parallel_size", "context_parallel_size", "sequence_parallel"),
+                        *("data_parallel", "keep_gathered"),
+                    )
+                ),
+            ),
+            f"{model}.backend.name",
+            lambda name: name == "torch",
+            f"set {model}.backend.name=torch",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
+        Needs(
+            (f"{model}.backend.sequence_parallel",),
+            f"{model}.backend.tensor_model_parallel_size",
+            lambda size: size != 1,
+            f"set {model}.backend.tensor_model_parallel_size=2 or more",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
+        Needs(
+            tuple(f"{model}.backend.num_layers_in_{stage}_pipeline_stage" for stage in ("first", "last")),
+            f"{model}.backend.pipeline_model_parallel_size",
+            lambda size: size != 1,
+            f"set {model}.backend.pipeline_model_parallel_size=2 or more",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
         Needs((f"{model}.trust_remote_code",), f"{model}.model_name", _on, f"give {model}.model_name")
         for model in ("value", "reference")
     ),

@@ -85,9 +85,57 @@ class Parallel(Section):
         return self.tensor_parallel_size > 1 or self.context_parallel_size > 1
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The ranks that hold one copy of the model are the product of these."""
+        return {
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "context_parallel_size": self.context_parallel_size,
+        }
+
+    @property
     def token_parts(self) -> int:
         """How many ranks cut the tokens of one micro-batch between them."""
         return self.context_parallel_size * (self.tensor_parallel_size if self.sequence_parallel else 1)
+
+
+class TorchBackend(Section):
+    """transformers' own modules, laid on the ranks as `parallel` says."""
+
+    name: Literal["torch"] = "torch"
+
+
+class MegatronBackend(Section):
+    """Megatron-Core; needs the extra `megatron`, Python 3.12 and GPUs. Ranks that are left over take other samples.
+
+    `context_parallel_size` ranks share the tokens of a pack, `pipeline_model_parallel_size` ranks the layers. The first
+    and the last stage may have other numbers of layers than the others: embedding and head weigh there.
+    """
+
+    name: Literal["megatron"]
+    tensor_model_parallel_size: Count = 1
+    pipeline_model_parallel_size: Count = 1
+    context_parallel_size: Count = 1
+    sequence_parallel: bool = False  # ranks that share a layer cut the tokens between its products
+    num_layers_in_first_pipeline_stage: Count | None = None
+    num_layers_in_last_pipeline_stage: Count | None = None
+    grad_reduce_in_fp32: bool = True  # gradients are kept and added up in float32; false: in `precision`
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The ranks that hold one copy of the model are the product of these."""
+        return {
+            "tensor_model_parallel_size": self.tensor_model_parallel_size,
+            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
+            "context_parallel_size": self.context_parallel_size,
+        }
+
+    @property
+    def token_parts(self) -> int:
+        """How many ranks cut the tokens of one micro-batch between them."""
+        return self.context_parallel_size * (self.tensor_model_parallel_size if self.sequence_parallel else 1)
+
+
+TrainingBackend = Annotated[TorchBackend | MegatronBackend, Field(discriminator="name")]
 
 
 class TransformersEngine(Section):
@@ -156,7 +204,15 @@ class TrainedModel(Section):
     optimizer: AdamW = AdamW()
     scheduler: Schedule = Schedule()
     sequence_packing: SequencePacking = SequencePacking()
-    parallel: Parallel = Parallel()
+    backend: TrainingBackend = TorchBackend()
+    parallel: Parallel = Parallel()  # of the torch backend
+
+    @property
+    def layout(self) -> tuple[str, Parallel | MegatronBackend]:
+        """What lays the model on its ranks, and the key of it."""
+        if isinstance(self.backend, MegatronBackend):
+            return "backend", self.backend
+        return "parallel", self.parallel
 
 
 class Policy(TrainedModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tandem.config.data_plane import MemoryDataPlane
@@ -49,12 +50,13 @@ def layers_on_ranks(loaded: Loaded) -> Iterator[str]:
         ranks = len(placement.get(part, ()))
         if not section or not ranks:
             continue
-        if ranks % (section.parallel.tensor_parallel_size * section.parallel.context_parallel_size):
-            layers, tokens = (f"{name}.parallel.{what}_parallel_size" for what in ("tensor", "context"))
+        key, layout = section.layout
+        if ranks % math.prod(layout.sizes.values()):
+            shared = " x ".join(loaded.at(f"{name}.{key}.{size}") for size in layout.sizes)
             sizes = f"{loaded.at('cluster.num_nodes')} x {loaded.at('cluster.gpus_per_node')}"
             yield (
-                f"{loaded.at(layers)} x {loaded.at(tokens)} does not divide the {ranks} ranks of the {part}, from "
-                f"{sizes}: set the first two to 1, or others that fit"
+                f"{shared} does not divide the {ranks} ranks of the {part}, from {sizes}: set the first ones to 1, or "
+                "others that fit"
             )
 
 

@@ -61,11 +61,14 @@ def offload_from_cpu(loaded: Loaded) -> Iterator[str]:
 def token_parts(loaded: Loaded) -> Iterator[str]:
     """Ranks that cut the tokens of a micro-batch get as many each."""
     for model, section in (("policy", loaded.config.policy), ("value", loaded.config.value)):
-        if section is None or section.sequence_packing.multiple % section.parallel.token_parts == 0:
+        if section is None:
             continue
-        parts, key = section.parallel.token_parts, f"{model}.sequence_packing.make_sequence_length_divisible_by"
-        names = ("context_parallel_size", "tensor_parallel_size", "sequence_parallel")
-        cut = ", ".join(loaded.at(f"{model}.parallel.{name}") for name in names)
+        name, layout = section.layout
+        parts, key = layout.token_parts, f"{model}.sequence_packing.make_sequence_length_divisible_by"
+        if section.sequence_packing.multiple % parts == 0:
+            continue
+        keys = [f"{model}.{name}.{size}" for size in layout.sizes if "pipeline" not in size]
+        cut = ", ".join(loaded.at(each) for each in (*keys, f"{model}.{name}.sequence_parallel"))
         yield (
             f"{loaded.at(key)} makes micro-batches of a multiple of {section.sequence_packing.multiple} tokens, which "
             f"{cut} cut into {parts} parts: set {key}={parts}"
@@ -82,6 +85,25 @@ def compiled_layers(loaded: Loaded) -> Iterator[str]:
                 f"{loaded.at(f'{model}.compile')} compiles each layer for one rank, but {shared} share it between "
                 f"ranks: set {model}.compile=auto"
             )
+
+
+def gradient_precision(loaded: Loaded) -> Iterator[str]:
+    """Gradients of a float32 model are float32."""
+    for model in ("policy", "value"):
+        key, precision = f"{model}.backend.grad_reduce_in_fp32", f"{model}.precision"
+        if loaded.values.get(key) is False and loaded.values[precision] == "float32":
+            yield f"{loaded.at(key)} has no effect with {loaded.at(precision)}: set {key}=true, or {precision}=bfloat16"
+
+
+def of_torch_alone(loaded: Loaded) -> Iterator[str]:
+    """What only the torch backend can be told."""
+    for model in ("policy", "value"):
+        backend = f"{model}.backend.name"
+        if loaded.values.get(backend) != "megatron":
+            continue
+        key = f"{model}.activation_checkpointing"
+        if loaded.values[key] == "selective":
+            yield f"{loaded.at(key)} is not there with {loaded.at(backend)}: set {key}=full or none"
 
 
 def prompt_template(loaded: Loaded) -> Iterator[str]:
@@ -131,6 +153,8 @@ MODEL_RULES = (
     offload_from_cpu,
     token_parts,
     compiled_layers,
+    gradient_precision,
+    of_torch_alone,
     prompt_template,
     answer_in_prompt,
     validation_split,

@@ -17,6 +17,7 @@ RATIO = ["loss_fn.ratio=token"]
 NO_SAVE, NO_RATIO = ["checkpointing.enabled=false"], ["loss_fn.ratio=none"]
 
 # set, while, has an effect with, what it needs
+MEGATRON = ["policy.backend.name=megatron", "value.backend.name=megatron"]
 CASES = [
     ("ppo.val_period=5", [], VALIDATE, "data.validation = null"),
     ("ppo.val_at_start=true", [], VALIDATE, "data.validation = null"),
@@ -140,6 +141,38 @@ CASES = [
             f"{model}.parallel.data_parallel = replicate",
         )
         for model in ("policy", "value")
+    ),
+    *(
+        (
+            f"{model}.{option}",
+            [*RANKS, *MEGATRON],
+            [f"{model}.backend.name=torch"],
+            f"{model}.backend.name = megatron",
+        )
+        for model in ("policy", "value")
+        for option in (
+            *("parallel.tensor_parallel_size=2", "parallel.context_parallel_size=2"),
+            *("parallel.data_parallel=replicate", "parallel.keep_gathered=true", "compile=true"),
+        )
+    ),
+    *(
+        (
+            f"{model}.backend.sequence_parallel=true",
+            [*RANKS, *MEGATRON],
+            [f"{name}.backend.tensor_model_parallel_size=2" for name in ("policy", "value")],
+            f"{model}.backend.tensor_model_parallel_size = 1",
+        )
+        for model in ("policy", "value")
+    ),
+    *(
+        (
+            f"{model}.backend.num_layers_in_{stage}_pipeline_stage=2",
+            [*RANKS, *MEGATRON],
+            [f"{name}.backend.pipeline_model_parallel_size=2" for name in ("policy", "value")],
+            f"{model}.backend.pipeline_model_parallel_size = 1",
+        )
+        for model in ("policy", "value")
+        for stage in ("first", "last")
     ),
     ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
     ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),

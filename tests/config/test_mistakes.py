@@ -24,6 +24,17 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
         ("policy.optimzer.lr=1", "policy.optimzer (command line): unknown key; did you mean policy.optimizer?"),
         ("adv_estimater=gae", "adv_estimater (command line): unknown key; did you mean ppo.adv_estimator?"),
         ("polcy={}", "polcy (command line): unknown key; did you mean policy?"),
+        ("policy.backend.fp8=true", "policy.backend.fp8 (command line): FP8 is not supported yet; take the key out"),
+        (
+            "policy.backend={name: megatron, virtual_pipeline_model_parallel_size: 2}",
+            "policy.backend.virtual_pipeline_model_parallel_size (command line): the interleaved pipeline schedule is "
+            "not supported yet; take the key out",
+        ),
+        (
+            "policy.backend={name: megatron, expert_model_parallel_size: 2}",
+            "policy.backend.expert_model_parallel_size (command line): expert parallel is not supported yet; "
+            "take the key out",
+        ),
         ("ppo_epochs=2", "ppo_epochs (command line): unknown key; did you mean ppo.ppo_epochs?"),
         ("ppo.lr=1", "ppo.lr (command line): unknown key; did you mean policy.optimizer.lr or value.optimizer.lr?"),
         (
