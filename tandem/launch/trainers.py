@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -12,6 +14,7 @@ from tandem.config.models import TrainedModel
 from tandem.launch.models import load_causal_lm
 from tandem.launch.process import device_of
 from tandem.roles import DataPlane
+from tandem.train.backend import Backend
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.objectives import Objective, PolicyObjective, ValueObjective
 from tandem.train.torch.backend import build_torch_backend
@@ -30,13 +33,14 @@ def model_config_of(name: str, config: Config) -> TrainedModel:
 
 def build_trainer(name: str, config: Config, plane: DataPlane) -> Worker:
     """Load a model and make it a Trainer. Where torch.distributed is set up, all its ranks call this alike."""
+    check_device(name, config)
     model_config = model_config_of(name, config)
     check_offload("value" if name == "critic" else "policy", model_config, device_of(config))
     source = {"actor": None, "critic": config.value, "reference": config.reference}[name]
     model = load_causal_lm(
         (source.model_name if source else None) or config.policy.model_name,
         dtype=torch.float32,
-        device=device_of(config),
+        device=device_of(config) if model_config.backend.name == "torch" else torch.device("cpu"),
         trust_remote_code=source.trust_remote_code if source else config.policy.trust_remote_code,
     )
     objective: Objective | None = None
@@ -51,7 +55,7 @@ def build_trainer(name: str, config: Config, plane: DataPlane) -> Worker:
             chunk_size=config.policy.logprob_chunk_size,
         )
         objective = PolicyObjective(config.loss_fn) if name == "actor" else None
-    backend = build_torch_backend(
+    backend = backend_of(model_config)(
         model, head, model_config, total_optimizer_steps=optimizer_steps(name, config), device=device_of(config)
     )
     return Worker(
@@ -70,6 +74,31 @@ def check_offload(section: str, config: TrainedModel, device: torch.device) -> N
         raise ValueError(
             f"{section}.offload={config.offload} moves a model from a GPU to the host's memory, but this run computes "
             f"on the CPU: set {section}.offload=none, or cluster.device=cuda where there is a GPU"
+        )
+
+
+def backend_of(config: TrainedModel) -> Callable[..., Backend]:
+    """What builds the backend that the recipe names."""
+    if config.backend.name == "torch":
+        return build_torch_backend
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that TransformerEngine and Apex are not there: not asked for
+            from tandem.train.megatron.backend import build_megatron_backend  # an extra: not everywhere
+    except ImportError as error:
+        raise ValueError(
+            f"backend.name=megatron needs the extra megatron and Python 3.12 ({error}): install tandem-rl[megatron], "
+            "or set backend.name=torch"
+        ) from error
+    return build_megatron_backend
+
+
+def check_device(name: str, config: Config) -> None:
+    """Raise ValueError where a backend cannot compute on this process's device: Megatron-Core has no CPU mode."""
+    if model_config_of(name, config).backend.name == "megatron" and device_of(config).type != "cuda":
+        key = f"{'value' if name == 'critic' else 'policy'}.backend.name"
+        raise ValueError(
+            f"{key}=megatron computes on GPUs only, and this process has none that it may use "
+            f"(cluster.device={config.cluster.device}): set {key}=torch, or run it on a GPU"
         )
 
 

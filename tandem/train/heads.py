@@ -18,8 +18,18 @@ from tandem.train.torch.placement import region_of
 class TokenLogprobs(nn.Module):
     """The law that tokens are sampled from: log-probs and entropy at `temperature`, for the tokens the policy wrote."""
 
-    def __init__(self, lm_head: nn.Module | None, *, temperature: float, chunk_size: int) -> None:
-        """`lm_head` is the model's own output layer (`model.get_output_embeddings()`), a linear map without bias."""
+    def __init__(
+        self,
+        lm_head: nn.Module | None,
+        *,
+        temperature: float,
+        chunk_size: int,
+        vocabulary: VocabularyPart | None = None,
+    ) -> None:
+        """`lm_head` is the model's own output layer (`model.get_output_embeddings()`), a linear map without bias.
+
+        `vocabulary` says which tokens its rows are, where they are not all.
+        """
         super().__init__()
         if not isinstance(lm_head, nn.Linear) or lm_head.bias is not None:
             raise ValueError(f"the policy's output layer must be a linear map without bias, got {lm_head}")
@@ -28,10 +38,15 @@ class TokenLogprobs(nn.Module):
         self._temperature = temperature
         self._chunk_size = -(-chunk_size // ALIGNMENT) * ALIGNMENT
         self._arithmetic = PLAIN
+        self._vocabulary = vocabulary
 
     def compile_arithmetic(self) -> None:
         """Let torch.compile fuse what is done to logits."""
         self._arithmetic = compiled_arithmetic()
+
+    def on(self, lm_head: nn.Linear, vocabulary: VocabularyPart | None) -> TokenLogprobs:
+        """The same law on another output layer, or a part of one."""
+        return TokenLogprobs(lm_head, temperature=self._temperature, chunk_size=self._chunk_size, vocabulary=vocabulary)
 
     def forward(self, hidden_PH: Tensor, pack: Pack, context: Context | None = None) -> Output:
         """Token t is predicted from t - 1. Rows are filled up to ALIGNMENT with the first one.
@@ -60,7 +75,7 @@ class TokenLogprobs(nn.Module):
             temperature=self._temperature,
             chunk_size=self._chunk_size,
             dtype=weight_VH.dtype,
-            vocabulary=vocabulary,
+            vocabulary=vocabulary or self._vocabulary,
             arithmetic=self._arithmetic,
         )
         return self._spread(logprobs_R, wanted, pack), self._spread(entropy_R, wanted, pack)

@@ -59,7 +59,21 @@ def actor_backend(
 ) -> TorchBackend:
     model = model or llama()
     head = TokenLogprobs(model.get_output_embeddings(), temperature=temperature, chunk_size=32)
-    return build_torch_backend(model, head, config or settings(), total_optimizer_steps=steps, device=device)
+    return backend_on(model, head, config or settings(), steps, device)
+
+
+def backend_on(
+    model: PreTrainedModel,
+    head: TokenLogprobs | ValueHead,
+    config: TrainedModel,
+    steps: int | None,
+    device: torch.device = CPU,
+) -> TorchBackend:
+    """Of the library that the config names: both are built by functions of one form."""
+    build = build_torch_backend
+    if config.backend.name == "megatron":
+        from tests.train.megatron_here import build_megatron_backend as build  # an extra: not everywhere
+    return build(model, head, config, total_optimizer_steps=steps, device=device)
 
 
 def critic_backend(
@@ -68,13 +82,14 @@ def critic_backend(
     *,
     zero: bool = False,
     device: torch.device = CPU,
+    model: PreTrainedModel | None = None,
 ) -> TorchBackend:
     """`zero` leaves the head as it starts; otherwise values are random."""
-    model = llama()
+    model = model or llama()
     head = ValueHead(SHAPE["hidden_size"], support=support)
     if not zero:
         torch.nn.init.normal_(head.linear.weight, std=0.2)
-    return build_torch_backend(model, head, config or settings(), total_optimizer_steps=10, device=device)
+    return backend_on(model, head, config or settings(), 10, device)
 
 
 def worker(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.config.algorithm import HlGaussValueLoss, MseValueLoss, PolicyLoss
 from tandem.plane.memory import MemoryPlane
@@ -35,10 +35,10 @@ def qwen3() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
 
 
-def qwen2() -> PreTrainedModel:
+def qwen2(**options: object) -> PreTrainedModel:
     """Biases that are not 0. A key's hardly changes what attention does: all that it learns is rounding, so that from
     0 there would be nothing to compare."""
-    model = qwen()
+    model = qwen(**options)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.2)
@@ -47,10 +47,23 @@ def qwen2() -> PreTrainedModel:
 
 def window() -> PreTrainedModel:
     """A token sees seven back."""
-    return qwen(use_sliding_window=True, sliding_window=7, max_window_layers=0)
+    return qwen2(use_sliding_window=True, sliding_window=7, max_window_layers=0)
 
 
-MODELS = {"llama": llama, "untied": lambda: llama(tied=False), "qwen2": qwen2, "qwen3": qwen3, "window": window}
+def deep() -> PreTrainedModel:
+    """Three layers."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**(SHAPE | {"num_hidden_layers": 3}), tie_word_embeddings=True))
+
+
+MODELS = {
+    "llama": llama,
+    "untied": lambda: llama(tied=False),
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "window": window,
+    "deep": deep,
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,7 @@ class Case:
     packing: tuple[tuple[str, object], ...] = ()
     parks: bool = False  # after every call
     device: str = "cpu"
+    megatron: tuple[tuple[str, object], ...] | None = None  # its sizes; None: the torch backend
 
 
 @dataclass(frozen=True)
@@ -92,12 +106,14 @@ def join(parts: list[Seen]) -> Seen:
 
 
 def backend_of(case: Case) -> TorchBackend:
-    config = settings(parallel=dict(case.parallel), optimizer=OPTIMIZER, **dict(case.changes))
+    backend = {"name": "torch"} if case.megatron is None else {"name": "megatron", **dict(case.megatron)}
+    config = settings(parallel=dict(case.parallel), optimizer=OPTIMIZER, backend=backend, **dict(case.changes))
     device = torch.device(case.device)
     if case.kind == "actor":
         return actor_backend(MODELS[case.model](), config, temperature=0.7, device=device)
     torch.manual_seed(1)
-    return critic_backend(config, support=(-2.0, 2.0, 11) if case.kind == "bins" else None, device=device)
+    support = (-2.0, 2.0, 11) if case.kind == "bins" else None
+    return critic_backend(config, support=support, model=MODELS[case.model](), device=device)
 
 
 def update(case: Case, load: Path | None = None, save: Path | None = None) -> Seen:
@@ -140,6 +156,12 @@ async def _update(case: Case, load: Path | None, save: Path | None) -> Seen:
 
 def whole_gradient(backend: TorchBackend) -> dict[str, Tensor]:
     """Summed over the ranks and put together. The backend's own is cleared."""
+    if not isinstance(backend, TorchBackend):
+        optimizer = backend.optimizer
+        optimizer.sum_gradients()
+        found = {name: tensor.clone() for name, tensor in optimizer.whole(optimizer.gradient)}
+        optimizer.clear()
+        return found
     parts = backend._mesh.take_gradients(backend.parameters)
     return {name: whole_of(parts[name], parameter).clone().cpu() for name, parameter in backend.parameters.items()}
 

@@ -1,0 +1,1 @@
+"""Models on Megatron-Core: tensor, pipeline, context and data parallel behind the same Backend."""
