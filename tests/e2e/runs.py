@@ -66,10 +66,17 @@ def short_config(*overrides: str, recipe: str = "quickstart") -> Config:
 Beside = Callable[[Machinery], Sink]
 
 
-def run(config: Config, run_dir: Path, *, resume: bool = False, beside: Beside | None = None) -> Ran:
+def run(
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    beside: Beside | None = None,
+    machinery: Machinery | None = None,
+) -> Ran:
     """Run the loop to its end."""
     prepare(config.cluster)
-    return asyncio.run(_run(config, machinery_of(config, run_dir), run_dir, resume, beside))
+    return asyncio.run(_run(config, machinery or machinery_of(config, run_dir), run_dir, resume, beside))
 
 
 async def _run(config: Config, machinery: Machinery, run_dir: Path, resume: bool, beside: Beside | None) -> Ran:
