@@ -106,6 +106,7 @@ def build(engine: str, model: LlamaForCausalLM) -> Engine:
         precision="float32",
         max_total_sequence_length=LENGTH,
         trust_remote_code=False,
+        can_sleep=False,
     )
 
 

@@ -5,11 +5,11 @@ Everything that may wait is async. Tensors move through the DataPlane or the Wei
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tandem.types import Batch, Generation, Group, Metrics, Prompt, Sample, Sampling, Score
 
@@ -24,6 +24,27 @@ NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
 WriteFiles = Callable[[Path], None]
 # Tensor name -> digest of its bytes.
 Fingerprint = Mapping[str, str]
+
+
+@runtime_checkable
+class WeightStream(Protocol):
+    """NamedTensors that come a few at a time, and are checked before the first comes: what will come is known.
+
+    A tensor may be kept, but who keeps none holds few at any time. An engine of several processes reads in each.
+    """
+
+    @property
+    def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Name and shape of all that will come."""
+        ...
+
+    def open(self, share: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read, in the engine's process of this number; the first is 0."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read in an engine of one process."""
+        ...
 
 
 class Dataset(Protocol):
@@ -75,7 +96,19 @@ class Engine(Protocol):
         ...
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
-        """Take these weights as `version`. Only while paused, in either way."""
+        """Take these weights as `version`. Only while paused, in either way, and awake."""
+        ...
+
+    async def sleep(self, *, keep_weights: bool) -> Metrics:
+        """Leave the device as far as it can, weights and cache; only while paused with no request begun.
+
+        Without `keep_weights` they are lost: load_weights() must follow wake(). The metrics, here and of wake(): the
+        device's memory in use before and after, `gpu/...` in bytes; none on a CPU.
+        """
+        ...
+
+    async def wake(self) -> Metrics:
+        """Take the weights' memory again, still paused. The cache's comes with resume()."""
         ...
 
     async def fingerprint(self) -> Fingerprint:
@@ -204,9 +237,15 @@ class RollOut(Protocol):
 
 
 class Gpus(Protocol):
-    """Who may use the accelerators. `training()` holds them for trainers; engines on the same ones sleep."""
+    """Who may use the accelerators."""
 
-    def training(self) -> AbstractAsyncContextManager[None]: ...
+    def training(self, *, publishes: bool) -> AbstractAsyncContextManager[None]:
+        """Holds them for trainers; engines on the same ones may sleep. `publishes`: engines get new weights next."""
+        ...
+
+    def drain(self) -> Metrics:
+        """What memory was in use around the moves since the last drain."""
+        ...
 
 
 class Sink(Protocol):

@@ -57,10 +57,11 @@ SAVING = tuple(
 ENGINE = "policy.generation.engine"
 PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_estimator"
 
+RAY_KEYS = ("address", "dashboard", "start_timeout_s", "deadline_s", "weight_transfer", "weight_bucket_bytes")
 UNDER_RAY = (
     *(f"cluster.{name}" for name in ("num_nodes", "gpus_per_node")),
     *(f"{model}.parallel.{name}" for model in ("policy", "value") for name in ("data_parallel", "keep_gathered")),
-    *(f"cluster.ray.{name}" for name in ("address", "dashboard", "start_timeout_s", "deadline_s")),
+    *(f"cluster.ray.{name}" for name in RAY_KEYS),
     *(
         f"{who}.colocated.{name}"
         for who in ("policy.generation", "value")

@@ -169,6 +169,8 @@ class VllmEngine(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5  # trainers take the rest; of all memory on a CPU
     kv_cache_memory_bytes: Count | None = None  # None: what gpu_memory_utilization leaves
     enable_prefix_caching: bool = True
+    # Weights and cache leave a GPU while trainers compute. None: where they share it and nothing is written meanwhile.
+    enable_sleep_mode: bool | None = None
     enforce_eager: bool = False  # no compilation, no CUDA graphs: starts sooner, writes slower
 
 

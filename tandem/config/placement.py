@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem.config.models import Colocated, Resources
+from tandem.config.models import Colocated, Resources, VllmEngine
 from tandem.config.run import Config
 
 
@@ -34,6 +34,26 @@ def placement_of(config: Config) -> Placement:
     left = tuple(slot for node in nodes for slot in node)
     shared = [*parts, "actor", *["reference"] * bool(config.reference)]
     return {part: own.get(part, left) for part in shared}
+
+
+def engine_size(config: Config) -> int:
+    """Slots of one engine: those that share its layers."""
+    engine = config.policy.generation.engine
+    return engine.tensor_parallel_size if isinstance(engine, VllmEngine) else 1
+
+
+def engines_of(config: Config) -> list[tuple[Slot, ...]]:
+    """The slots of each engine: neighbours on one node."""
+    slots, size = placement_of(config)["engine"], engine_size(config)
+    return [slots[i : i + size] for i in range(0, len(slots), size)]
+
+
+def bundles_of(config: Config) -> list[list[tuple[Slot, ...]]]:
+    """Of each node, which slots are had together: an engine's, and all others one by one."""
+    engines = {slots[0]: slots for slots in engines_of(config)}
+    inner = {slot for slots in engines.values() for slot in slots[1:]}
+    nodes = [[Slot(n, i) for i in range(config.cluster.gpus_per_node)] for n in range(config.cluster.num_nodes)]
+    return [[engines.get(slot, (slot,)) for slot in node if slot not in inner] for node in nodes]
 
 
 def _take(nodes: list[list[Slot]], resources: Resources) -> tuple[Slot, ...]:

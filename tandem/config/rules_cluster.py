@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tandem.config.data_plane import MemoryDataPlane
 from tandem.config.loaded import Loaded
-from tandem.config.placement import placement_of
+from tandem.config.placement import engine_size, placement_of
 
 PARTS = {"engine": "policy.generation.colocated", "critic": "value.colocated"}
 
@@ -60,4 +60,62 @@ def layers_on_ranks(loaded: Loaded) -> Iterator[str]:
             )
 
 
-CLUSTER_RULES = (plane_within_reach, own_gpus, layers_on_ranks)
+def engines_on_slots(loaded: Loaded) -> Iterator[str]:
+    """Under Ray an engine that spans several GPUs has them alone, on one node."""
+    config, key = loaded.config, "policy.generation.engine.tensor_parallel_size"
+    size, colocated = engine_size(config), "policy.generation.colocated"
+    if config.cluster.launch != "ray" or size == 1:
+        return
+    if config.policy.generation.colocated.enabled:
+        yield (
+            f"{loaded.at(key)} makes an engine span GPUs, but {loaded.at(f'{colocated}.enabled')} gives each engine "
+            f"the one GPU of a rank: set {key}=1, or {colocated}.enabled=false"
+        )
+    elif config.policy.generation.colocated.resources.gpus_per_node % size:
+        own = f"{colocated}.resources.gpus_per_node"
+        yield f"{loaded.at(own)} is no multiple of {loaded.at(key)}: set {own} to one, or {key}=1"
+
+
+def weight_transfer(loaded: Loaded) -> Iterator[str]:
+    """Handles need shared memory; two members of a collective on GPUs need two GPUs."""
+    config, key, own = loaded.config, "cluster.ray.weight_transfer", "policy.generation.colocated.enabled"
+    if config.cluster.launch != "ray":
+        return
+    if config.cluster.ray.weight_transfer == "ipc" and not config.policy.generation.colocated.enabled:
+        yield (
+            f"{loaded.at(key)} hands over memory that engine and trainer share, but {loaded.at(own)}: "
+            f"set {key}=auto, or {own}=true"
+        )
+    if (
+        config.cluster.ray.weight_transfer == "collective"
+        and config.policy.generation.colocated.enabled
+        and config.cluster.device != "cpu"
+    ):
+        yield (
+            f"{loaded.at(key)} needs a GPU for each of its members, but {loaded.at(own)} puts engine and trainer on "
+            f"one: set {key}=auto, {own}=false, or cluster.device=cpu"
+        )
+
+
+def sleep_mode(loaded: Loaded) -> Iterator[str]:
+    """An engine sleeps where trainers need its GPU, and only while nothing is to be written."""
+    config, key, own = (
+        loaded.config,
+        "policy.generation.engine.enable_sleep_mode",
+        "policy.generation.colocated.enabled",
+    )
+    if loaded.values.get(key) is not True:
+        return
+    if not config.policy.generation.colocated.enabled:
+        yield f"{loaded.at(key)}, but {loaded.at(own)}: nobody needs its GPUs; set {key}=false, or {own}=true"
+    if config.cluster.device == "cpu":
+        yield f"{loaded.at(key)} gives back a GPU's memory, but {loaded.at('cluster.device')}: set {key}=false"
+    if config.generates_while_training:
+        steps = "async_rl.min_groups_for_streaming_train"
+        yield (
+            f"{loaded.at(key)}, but {loaded.at('async_rl.sampler')} and {loaded.at(steps)} let requests be written "
+            f"while a step trains: set {key}=false, or a lead of 0 and {steps}=null"
+        )
+
+
+CLUSTER_RULES = (plane_within_reach, own_gpus, layers_on_ranks, engines_on_slots, weight_transfer, sleep_mode)

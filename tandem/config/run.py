@@ -9,7 +9,7 @@ from pydantic import Field
 from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
 from tandem.config.asynchrony import AsyncRl, Failures
 from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
-from tandem.config.models import Policy, Reference, Value
+from tandem.config.models import Policy, Reference, Value, VllmEngine
 from tandem.config.section import Section
 
 
@@ -133,6 +133,9 @@ class RayCluster(Section):
     dashboard: bool = False  # of the one that is started here
     start_timeout_s: Positive = 600.0  # until all processes are there
     deadline_s: Positive = 1800.0  # of one call of a trainer or an engine; past it the run ends
+    # How weights reach engines; auto: object_store on CPUs, ipc where engines share the trainer's GPUs, or collective.
+    weight_transfer: Literal["auto", "object_store", "collective", "ipc"] = "auto"
+    weight_bucket_bytes: Count = 1 << 28  # of weights that are on their way at one time
 
 
 class Cluster(Section):
@@ -181,6 +184,23 @@ class Config(Section):
         """The one that is set, or the machine's own."""
         own = RayActorDataPlane(name="ray_actor") if self.cluster.launch == "ray" else MemoryDataPlane()
         return self.data_plane or own
+
+    @property
+    def generates_while_training(self) -> bool:
+        """Whether requests may be in flight while a step trains."""
+        groups = self.algorithm.num_prompts_per_step
+        warmup = self.policy_training_start_step
+        tickets = max(self.async_rl.sampler.tickets(groups, left) for left in (0, warmup))
+        return tickets > groups or self.async_rl.min_groups_for_streaming_train is not None
+
+    @property
+    def sleeps_on_gpus(self) -> bool:
+        """Whether the engine sleeps while trainers compute, where that is on a GPU."""
+        generation = self.policy.generation
+        if not isinstance(generation.engine, VllmEngine) or not generation.colocated.enabled:
+            return False
+        chosen = generation.engine.enable_sleep_mode
+        return not self.generates_while_training if chosen is None else chosen
 
     @property
     def policy_training_start_step(self) -> int:

@@ -179,7 +179,7 @@ class Controller:
         """One step: learn, publish, report, evaluate, save; then the tickets return."""
         groups = list(first)
         train_policy = self.plan.trains_policy(self.step)
-        async with self._gpus.training():
+        async with self._gpus.training(publishes=train_policy):
             with self._waiting(f"training of step {self.step}", "control/learn"):
                 learned = await self.algorithm.step(self._chunks(groups), step=self.step, train_policy=train_policy)
         metrics = merge(rollout_metrics(groups), staleness_metrics(groups, self.version), learned)
@@ -225,7 +225,9 @@ class Controller:
         self._write(flatten(metrics))
 
     def _report(self, metrics: Metrics, step_s: float) -> None:
-        record = flatten(merge(metrics, self._clock.drain(), self._accounts.drain(), self.plane.drain()))
+        record = flatten(
+            merge(metrics, self._clock.drain(), self._accounts.drain(), self.plane.drain(), self._gpus.drain())
+        )
         record |= {
             "time/step_s": step_s,
             "speed/tokens_per_s": record["rollout/tokens"] / max(step_s, 1e-9),

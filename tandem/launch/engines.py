@@ -21,6 +21,17 @@ def build_engine(config: Config, pad_token_id: int) -> Engine:
             return build_vllm(config, section)
 
 
+def engine_sleeps(config: Config) -> bool:
+    """Whether the engine sleeps while trainers compute here. ValueError where that is asked of a CPU."""
+    on_gpu, engine = device_of(config).type == "cuda", config.policy.generation.engine
+    if isinstance(engine, VllmEngine) and engine.enable_sleep_mode and not on_gpu:
+        raise ValueError(
+            "policy.generation.engine.enable_sleep_mode=true gives back a GPU's memory, but this run computes on the "
+            "CPU: set it to false, or cluster.device=cuda where there is a GPU"
+        )
+    return on_gpu and config.sleeps_on_gpus
+
+
 def build_transformers(config: Config, section: TransformersEngine, pad_token_id: int) -> Engine:
     """The reference engine."""
     policy = config.policy
@@ -59,4 +70,5 @@ def build_vllm(config: Config, section: VllmEngine) -> Engine:
         precision=policy.precision,
         max_total_sequence_length=policy.max_total_sequence_length,
         trust_remote_code=policy.trust_remote_code,
+        can_sleep=engine_sleeps(config),
     )

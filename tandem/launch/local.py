@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tandem.config import Config
-from tandem.launch.engines import build_engine
+from tandem.launch.engines import build_engine, engine_sleeps
 from tandem.launch.gpus import SharedGpus
 from tandem.launch.planes import build_plane
 from tandem.launch.trainers import build_trainer, names_of
@@ -51,7 +51,7 @@ class LocalMachinery:
 
     def gpus(self) -> SharedGpus:
         """One device for all."""
-        return SharedGpus([self._turns])
+        return SharedGpus([self._turns], self._engine if engine_sleeps(self._config) else None)
 
     async def guard(self) -> None:
         """There is no other process: waits for ever."""

@@ -21,7 +21,7 @@ from tandem.rollout.kv_cache import LENGTH_STEP, ROW_STEP, DecodeView, PrefillVi
 from tandem.rollout.law import Law, draw
 from tandem.rollout.loading import load_weights
 from tandem.rollout.rows import Finished, Row, ending
-from tandem.types import RolloutFailed
+from tandem.types import Metrics, RolloutFailed
 
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward pass (one prompt may exceed it): bounds its memory
 
@@ -88,6 +88,17 @@ class DecodeBatch:
 
     def close(self) -> None:
         """Nothing but memory, which goes with this object."""
+
+    def sleep(self, *, keep_weights: bool) -> Metrics:
+        """Nothing leaves: the cache grows with the rows that run, and weights stay where they are."""
+        return {}
+
+    def wake(self) -> Metrics:
+        """Nothing had left."""
+        return {}
+
+    def wake_cache(self) -> None:
+        """It was empty."""
 
     @torch.inference_mode()
     def recompute(self) -> None:

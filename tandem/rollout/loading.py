@@ -7,34 +7,46 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from tandem.roles import NamedTensors
+from tandem.roles import NamedTensors, WeightStream
 from tandem.rollout.attention import NAME
+
+Named = tuple[str, torch.Tensor]
 
 
 def load_weights(model: PreTrainedModel, weights: NamedTensors) -> None:
     """Copy weights in place, cast to the model's precision. Nothing is changed when any name or shape is wrong.
 
-    All of them are held until the last name is known: a caller must not reuse a tensor's memory before this returns.
     Tied weights have one name, the first: a tied model takes no lm_head.weight.
     """
     wanted = dict(model.named_parameters())
-    given = list(weights)
-    check_weights({name: tuple(parameter.shape) for name, parameter in wanted.items()}, given)
+    checked = check_weights({name: tuple(parameter.shape) for name, parameter in wanted.items()}, weights)
     with torch.no_grad():
-        for name, tensor in given:
+        for name, tensor in checked:
             wanted[name].copy_(tensor)
+            del tensor  # of a stream: before the next bucket comes
 
 
-def check_weights(wanted: Mapping[str, Sequence[int]], given: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raise ValueError that names the first weight which came twice, is unknown, missing or of another shape.
+def check_weights(wanted: Mapping[str, Sequence[int]], weights: NamedTensors) -> WeightStream | list[Named]:
+    """The same weights, when they are all that is `wanted` (name -> shape). A stream is not begun for that.
 
-    `wanted` is name -> shape.
+    Else all of them are held, since names must be known before the first is taken: a caller must not reuse a tensor's
+    memory. Raises ValueError naming the first weight which comes twice, is unknown, missing or of another shape.
     """
+    if isinstance(weights, WeightStream):
+        check_shapes(wanted, weights.shapes)
+        return weights
+    held = list(weights)
+    check_shapes(wanted, [(name, tuple(tensor.shape)) for name, tensor in held])
+    return held
+
+
+def check_shapes(wanted: Mapping[str, Sequence[int]], given: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """See check_weights."""
     shapes: dict[str, list[int]] = {}
-    for name, tensor in given:
+    for name, shape in given:
         if name in shapes:
             raise ValueError(f"weight {name!r} came twice")
-        shapes[name] = list(tensor.shape)
+        shapes[name] = list(shape)
     unknown = [name for name in shapes if name not in wanted]
     if unknown:
         tied = " (the model ties it to its embedding)" if unknown[0] == "lm_head.weight" else ""

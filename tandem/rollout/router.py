@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from tandem.fingerprint import first_difference
 from tandem.roles import Engine, Fingerprint, NamedTensors
-from tandem.types import EngineDied, Generation, RolloutFailed, Sampling
+from tandem.types import EngineDied, Generation, Metrics, RolloutFailed, Sampling, merge
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,6 +66,11 @@ class Router:
         return tuple(seat.number for seat in self._seats if seat.state == "serving")
 
     @property
+    def taking(self) -> tuple[Engine, ...]:
+        """The engines that the next load_weights() calls, once they are paused."""
+        return tuple(seat.engine for seat in self._seats if seat.state != "dead")
+
+    @property
     def loads(self) -> tuple[int, ...]:
         """Requests that each engine has, waiting ones included."""
         return tuple(seat.load for seat in self._seats)
@@ -93,6 +98,14 @@ class Router:
 
     async def resume(self, *, recompute_kv: bool = False) -> None:
         await self._all(lambda engine: engine.resume(recompute_kv=recompute_kv))
+
+    async def sleep(self, *, keep_weights: bool) -> Metrics:
+        """All sleep."""
+        return merge(*(metrics for _, metrics in await self._all(lambda e: e.sleep(keep_weights=keep_weights))))
+
+    async def wake(self) -> Metrics:
+        """All wake. One that was restarted meanwhile is awake."""
+        return merge(*(metrics for _, metrics in await self._all(lambda e: e.wake())))
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
         """Every engine reads the same tensors, all of which are held until the last has them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.roles import Fingerprint, NamedTensors
-from tandem.types import FinishReason, RolloutFailed, Sampling
+from tandem.types import FinishReason, Metrics, RolloutFailed, Sampling
 
 
 @dataclass(eq=False)
@@ -70,6 +70,18 @@ class Decoder(Protocol):
 
     def recompute(self) -> None:
         """The rows that run continue as if their text had been read with the present weights."""
+        ...
+
+    def sleep(self, *, keep_weights: bool) -> Metrics:
+        """No row runs. Leave the device; what is not kept is loaded before the next step. See the Engine role."""
+        ...
+
+    def wake(self) -> Metrics:
+        """Room for weights again."""
+        ...
+
+    def wake_cache(self) -> None:
+        """Room for rows again, and the weights are there."""
         ...
 
     def load_weights(self, weights: NamedTensors) -> None:

@@ -17,11 +17,12 @@ from typing import Generic, Literal, TypeVar
 
 from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.rows import Decoder, Row, check_request
-from tandem.types import EngineDied, Generation, RolloutFailed, Sampling
+from tandem.types import EngineDied, Generation, Metrics, RolloutFailed, Sampling
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 PauseKind = Literal["drain", "stand"]  # running requests end, or keep their places
+Rest = Literal["none", "asleep", "no_cache"]  # no_cache: weights may come, requests may not
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class ThreadedEngine:
     def __init__(self, decoder: Decoder, *, name: str) -> None:
         """`name` is the thread's."""
         self._decoder = decoder
-        # All below is guarded by _changed, except _running, _version and _tokens_written: the thread alone writes them.
+        # All below is guarded by _changed, but for what the thread alone writes: from _running on.
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Row, asyncio.Future[Generation]]] = deque()
         self._calls: deque[Call] = deque()
@@ -52,6 +53,8 @@ class ThreadedEngine:
         self._running: dict[Row, asyncio.Future[Generation]] = {}
         self._version = 0
         self._tokens_written = 0
+        self._rest: Rest = "none"
+        self._is_void = False  # it has slept without its weights, and none have come
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -92,9 +95,41 @@ class ThreadedEngine:
 
         `recompute_kv` returns when the cache is new. When that fails, the error comes here and the engine stays paused.
         """
+        if self._rest != "none":
+            await self._call(self._rise)
         if recompute_kv:
             await self._call(self._decoder.recompute)
         self._enter(None)
+
+    async def sleep(self, *, keep_weights: bool) -> Metrics:
+        """RuntimeError where a request has begun, or nothing is paused."""
+
+        def body() -> Metrics:
+            if self._pause is None or self._running or self._rest != "none":
+                raise RuntimeError("sleep() needs an engine that is awake, paused and drained: await pause() first")
+            self._rest = "asleep"
+            self._is_void = not keep_weights
+            return self._decoder.sleep(keep_weights=keep_weights)
+
+        return await self._call(body)
+
+    async def wake(self) -> Metrics:
+        """RuntimeError when it is awake."""
+
+        def body() -> Metrics:
+            if self._rest != "asleep":
+                raise RuntimeError("wake() needs an engine that sleeps: await sleep() first")
+            self._rest = "no_cache"
+            return self._decoder.wake()
+
+        return await self._call(body)
+
+    def _rise(self) -> None:
+        if self._rest == "asleep" or self._is_void:
+            missing = "wake()" if self._rest == "asleep" else "load_weights()"
+            raise RuntimeError(f"resume() of an engine that has slept needs {missing} first")
+        self._rest = "none"
+        self._decoder.wake_cache()
 
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
         """ValueError names a wrong weight, and nothing has changed."""
@@ -102,10 +137,13 @@ class ThreadedEngine:
         def body() -> None:
             if self._pause is None or (self._running and self._pause == "drain"):
                 raise RuntimeError(f"load_weights({version}) needs a paused engine: await pause() first")
+            if self._rest == "asleep":
+                raise RuntimeError(f"load_weights({version}) needs an engine that is awake: await wake() first")
             self._decoder.load_weights(weights)
             for row in self._running:  # what was written so far, the old weights wrote
                 row.sign(self._version)
             self._version = version
+            self._is_void = False
 
         await self._call(body)
 

@@ -4,6 +4,7 @@ from tests.config.rule_cases import PPO
 
 RAY = "cluster.launch=ray"
 ENGINES = "policy.generation.colocated"
+ENGINE = "policy.generation.engine"
 
 # rule, recipe, overrides that break it, overrides after them that mend it, what the message names
 CASES = [
@@ -64,6 +65,57 @@ CASES = [
         f"{RAY} cluster.gpus_per_node=2 policy.parallel.tensor_parallel_size=2 policy.parallel.context_parallel_size=2",
         "cluster.gpus_per_node=4",
         "policy.parallel.tensor_parallel_size = 2|policy.parallel.context_parallel_size = 2|2 ranks of the actor",
+    ),
+    (
+        "engines_on_slots",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=2 {ENGINE}={{name:vllm,tensor_parallel_size:2}}",
+        f"cluster.gpus_per_node=3 {ENGINES}={{enabled:false,resources:{{gpus_per_node:2}}}}",
+        f"{ENGINE}.tensor_parallel_size = 2|{ENGINES}.enabled = true|{ENGINES}.enabled=false",
+    ),
+    (
+        "engines_on_slots",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=4 {ENGINE}={{name:vllm,tensor_parallel_size:2}} "
+        f"{ENGINES}={{enabled:false,resources:{{gpus_per_node:3}}}}",
+        f"{ENGINES}.resources.gpus_per_node=2",
+        f"{ENGINE}.tensor_parallel_size = 2|{ENGINES}.resources.gpus_per_node = 3",
+    ),
+    (
+        "weight_transfer",
+        PPO,
+        f"{RAY} cluster.gpus_per_node=2 {ENGINES}.enabled=false cluster.ray.weight_transfer=ipc",
+        "cluster.ray.weight_transfer=auto",
+        f"cluster.ray.weight_transfer = ipc|{ENGINES}.enabled = false|weight_transfer=auto",
+    ),
+    (
+        "weight_transfer",
+        PPO,
+        f"{RAY} cluster.device=auto cluster.ray.weight_transfer=collective",
+        "cluster.device=cpu",
+        f"cluster.ray.weight_transfer = collective|{ENGINES}.enabled = true|cluster.device=cpu",
+    ),
+    (
+        "sleep_mode",
+        PPO,
+        f"cluster.device=auto {ENGINE}={{name:vllm,enable_sleep_mode:true}} async_rl.sampler.max_lookahead_versions=1",
+        "async_rl.sampler.max_lookahead_versions=0",
+        f"{ENGINE}.enable_sleep_mode = true|async_rl.sampler|a lead of 0",
+    ),
+    (
+        "sleep_mode",
+        PPO,
+        f"cluster.device=cpu {ENGINE}={{name:vllm,enable_sleep_mode:true}}",
+        f"{ENGINE}.enable_sleep_mode=false",
+        f"{ENGINE}.enable_sleep_mode = true|cluster.device = cpu",
+    ),
+    (
+        "sleep_mode",
+        PPO,
+        f"{RAY} cluster.device=auto cluster.gpus_per_node=2 {ENGINE}={{name:vllm,enable_sleep_mode:true}} "
+        f"{ENGINES}.enabled=false",
+        f"{ENGINES}.enabled=true",
+        f"{ENGINE}.enable_sleep_mode = true|{ENGINES}.enabled = false",
     ),
     (
         "layers_on_ranks",

@@ -106,8 +106,8 @@ CASES = [
         for setting in ("num_nodes=2", "gpus_per_node=2", "ray.address=auto", "ray.dashboard=true")
     ),
     *(
-        (f"cluster.ray.{setting}=5", [], ["cluster.launch=ray"], "cluster.launch = local")
-        for setting in ("start_timeout_s", "deadline_s")
+        (f"cluster.ray.{setting}", [], ["cluster.launch=ray"], "cluster.launch = local")
+        for setting in ("start_timeout_s=5", "deadline_s=5", "weight_transfer=object_store", "weight_bucket_bytes=5")
     ),
     (
         "cluster.ray.dashboard=true",

@@ -14,6 +14,7 @@ from tandem.rollout.rows import Decoder, Finished, Row
 from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.vllm.decoder import VllmDecoder
 from tandem.rollout.vllm.engine import engine_args
+from tandem.types import Metrics
 from tests.rollout.tiny_models import tiny_model
 
 ROWS = 64
@@ -46,6 +47,15 @@ class Lent:
         self._running = [row for row in self._running if all(row is not other for other, _ in finished)]
         return finished
 
+    def sleep(self, *, keep_weights: bool) -> Metrics:
+        return self._decoder.sleep(keep_weights=keep_weights)
+
+    def wake(self) -> Metrics:
+        return self._decoder.wake()
+
+    def wake_cache(self) -> None:
+        self._decoder.wake_cache()
+
     def recompute(self) -> None:
         self._decoder.recompute()
 
@@ -71,6 +81,7 @@ def decoder_of(architecture: str, tied: bool, max_length: int) -> VllmDecoder:
             precision="float32",
             max_total_sequence_length=max_length,
             trust_remote_code=False,
+            can_sleep=False,
         )
         return VllmDecoder(args)
 

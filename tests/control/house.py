@@ -86,7 +86,7 @@ class House:
         return {}
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[None]:
+    async def training(self, *, publishes: bool) -> AsyncIterator[None]:
         yield
 
     def write(self, step: int, record: Mapping[str, float]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,22 @@ import pytest
 from tandem.cli import leaves
 from tandem.config import Config
 from tandem.launch.machinery import Machinery
+from tandem.roles import Engine
 from tests.e2e.runs import Ran, assert_near, run, short_config
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.usefixtures("ray_here")]
 UNDER_RAY = ("cluster.launch=ray", "cluster.device=cpu", "cluster.num_threads=1")
 TWO_RANKS = (*UNDER_RAY, "cluster.gpus_per_node=2")
+SMALL_BUCKETS = "cluster.ray.weight_bucket_bytes=200000"
+BY_HANDLES = "cluster.ray.weight_transfer=ipc"  # each engine from the rank beside it
+APART = (
+    *UNDER_RAY,
+    "cluster.gpus_per_node=4",
+    "value.colocated.enabled=false",
+    "policy.generation.colocated={enabled: false, resources: {gpus_per_node: 2}}",
+    "cluster.ray.weight_transfer=collective",
+    SMALL_BUCKETS,
+)
 
 
 def config_of(*overrides: str) -> Config:
@@ -52,10 +65,12 @@ class Killer:
         self.killed_at = 0.0
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
+        if "rollout/reward" in record and not self.killed_at:
+            self.kill()
+
+    def kill(self) -> None:
         import ray
 
-        if "rollout/reward" not in record or self.killed_at:
-            return
         process = next(p for p in self._machinery._cluster._processes if p.label == self._label)
         pid = ray.get(process.handle.__ray_call__.remote(lambda _: os.getpid()))
         os.kill(pid, signal.SIGKILL)
@@ -72,7 +87,7 @@ def test_two_ranks_with_two_engines_learn_as_one_process_and_a_dead_rank_ends_th
         return killers[0]
 
     with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
-        run(config_of(*TWO_RANKS), tmp_path, beside=killer)
+        run(config_of(*TWO_RANKS, BY_HANDLES, SMALL_BUCKETS), tmp_path, beside=killer)
     (error,) = leaves(caught.value)
     assert re.search(r"(?s)^the process `actor rank 1` died: .*the end of .*actor-rank-1.log:", str(error))
     assert time.monotonic() - killers[0].killed_at < 20
@@ -88,10 +103,45 @@ def test_on_slots_of_their_own_all_is_as_in_one_process_even_when_an_engine_dies
         killers.append(Killer(machinery, "engine 1"))
         return killers[0]
 
-    apart = (
-        "policy.generation.colocated={enabled: false, resources: {gpus_per_node: 2}}",
-        "value.colocated.enabled=false",
-    )
-    found = run(config_of(*UNDER_RAY, "cluster.gpus_per_node=4", *apart), tmp_path, beside=killer)
+    found = run(config_of(*APART), tmp_path, beside=killer)
     assert killers[0].killed_at
     assert_near(found, alone, 1e-6)
+    assert found.weights == alone.weights
+
+
+class DeathAtTheDoor(Killer):
+    """Kills the engine when all are paused for the second sync, unnoticed."""
+
+    def __init__(self, machinery: Machinery, label: str) -> None:
+        super().__init__(machinery, label)
+        start, pauses = machinery.start_engine, count(1)
+
+        async def start_mortal(pad_token_id: int) -> Engine:
+            router = await start(pad_token_id)
+            pause = router.pause
+
+            async def pause_and_kill(*, drain: bool = True) -> None:
+                await pause(drain=drain)
+                if next(pauses) == 2:
+                    await asyncio.to_thread(self.kill)
+
+            router.pause = pause_and_kill
+            return router
+
+        machinery.start_engine = start_mortal
+
+    def write(self, step: int, record: Mapping[str, float]) -> None: ...
+
+
+def test_an_engine_that_dies_while_weights_go_over_ends_the_run(tmp_path: Path):
+    killers: list[Killer] = []
+
+    def killer(machinery: Machinery) -> Killer:
+        killers.append(DeathAtTheDoor(machinery, "engine 1"))
+        return killers[0]
+
+    with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+        run(config_of(*APART), tmp_path, beside=killer)
+    (error,) = leaves(caught.value)
+    assert re.search(r"(?s)^an engine died while weights went over.* the process `engine 1` died", str(error))
+    assert time.monotonic() - killers[0].killed_at < 20

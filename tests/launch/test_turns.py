@@ -12,8 +12,12 @@ import torch
 from tandem.launch.gpus import SharedGpus
 from tandem.launch.trainers import check_offload
 from tandem.launch.turns import TakesTurns, Turns
+from tandem.rollout.threaded import ThreadedEngine
+from tandem.rollout.transformers import decode_batch
 from tandem.train.torch.backend import TorchBackend
 from tandem.train.torch.placement import part_of
+from tandem.types import Max, Metrics, Sampling
+from tests.rollout.tiny_models import tiny_model
 from tests.train.ppo_steps import BATCH, OBJECTIVES, algorithm_of, chunks, plane_of_rollouts
 from tests.train.small_models import CPU, actor_backend, critic_backend, settings, worker
 
@@ -55,7 +59,7 @@ class Watched:
         workers = {name: worker(backend, plane, OBJECTIVES[name], name=name) for name, backend in self.backends.items()}
         models = {name: TakesTurns(model, self.turns) for name, model in workers.items()}
         algorithm = algorithm_of(plane, models, span=self.span, **self._options)
-        async with SharedGpus([self.turns]).training():
+        async with SharedGpus([self.turns]).training(publishes=True):
             self.metrics = await algorithm.step(chunks(chunk), step=0, train_policy=True)
         for model in models.values():
             await model.close()
@@ -126,3 +130,53 @@ def test_a_model_in_the_memory_of_the_host_cannot_be_moved_there():
         check_offload("value", settings(offload="all"), CPU)
     check_offload("value", settings(offload="all"), torch.device("cuda"))
     check_offload("policy", settings(), CPU)
+
+
+class Sleeper(ThreadedEngine):
+    """Writes down what is asked of it."""
+
+    def __init__(self, events: list[str]) -> None:
+        decoder = decode_batch(tiny_model(), max_concurrent_samples=4, max_total_sequence_length=64, pad_token_id=0)
+        super().__init__(decoder, name="engine")
+        self._events = events
+
+    async def sleep(self, *, keep_weights: bool) -> Metrics:
+        self._events.append(f"sleep keep_weights={keep_weights}")
+        return await super().sleep(keep_weights=keep_weights) | {"gpu/used_before_sleep": Max(7.0)}
+
+    async def wake(self) -> Metrics:
+        self._events.append("wake")
+        return await super().wake() | {"gpu/used_before_wake": Max(3.0)}
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_an_engine_sleeps_while_trainers_compute_and_wakes_when_they_have_left(publishes: bool):
+    events: list[str] = []
+
+    class Parked:
+        async def park(self) -> None:
+            events.append("park")
+
+    async def scene():
+        engine, turns = Sleeper(events), Turns()
+        gpus = SharedGpus([turns], engine)
+        law = Sampling(max_new_tokens=4, temperature=1.0, seed=0, stop_token_ids=())
+        running = asyncio.create_task(engine.generate([5], law))
+        await asyncio.sleep(0)
+        async with gpus.training(publishes=publishes):
+            assert (await running).versions == (0,) * 4
+            late = asyncio.create_task(engine.generate([5], law))
+            async with turns.of(Parked()):
+                events.append("train")
+        if publishes:
+            await engine.load_weights(1, tiny_model(seed=1).named_parameters())
+            await engine.resume()
+        assert (await late).versions == (int(publishes),) * 4
+        assert gpus.drain() == {"gpu/used_before_sleep": Max(7.0), "gpu/used_before_wake": Max(3.0)}
+        assert gpus.drain() == {}
+        await engine.close()
+        async with gpus.training(publishes=publishes):
+            events.append("train without engines")
+
+    asyncio.run(scene())
+    assert events == [f"sleep keep_weights={not publishes}", "train", "park", "wake", "train without engines"]

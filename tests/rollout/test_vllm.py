@@ -169,6 +169,7 @@ def test_two_ranks_that_share_a_model_write_its_law_prove_its_weights_and_die_to
         precision="float32",
         max_total_sequence_length=MAX_LENGTH,
         trust_remote_code=False,
+        can_sleep=False,
     )
 
     async def scene(engine: Engine, publisher: Publisher):

@@ -14,7 +14,7 @@ from uuid import uuid4
 import torch
 
 from tandem.config import Config
-from tandem.config.placement import Slot, placement_of
+from tandem.config.placement import Slot, bundles_of, placement_of
 from tandem.plane.ray_processes import first_line, start_ray
 from tandem.types import EngineDied, RolloutFailed
 
@@ -56,9 +56,14 @@ class Cluster:
         self._processes: list[Process] = []
         self._nodes: list[PlacementGroup] = []
         self._lost: RuntimeError | None = None
+        self.bucket_bytes = self._settings.weight_bucket_bytes
         self._connected = not ray.is_initialized()
         self.namespace = f"tandem-{uuid4().hex[:12]}"
         placement = placement_of(config)
+        self._bundles = bundles_of(config)
+        self._bundle_at = {
+            slot: (n, i) for n, node in enumerate(self._bundles) for i, slots in enumerate(node) for slot in slots
+        }
         self._users = {slot: sum(slot in slots for slots in placement.values()) for slot in union(placement)}
         try:
             self._connect(config)
@@ -89,8 +94,7 @@ class Cluster:
             ) from error
 
     def _take_slots(self, config: Config) -> None:
-        """One placement group a node, one bundle a slot. Bundles of one GPU: who shares a slot shares that GPU."""
-        bundle = {"CPU": 1.0} | ({"GPU": 1.0} if self.on_gpus else {})
+        """One placement group a node, a bundle for what one process has at most: who shares a slot shares its GPU."""
         nodes, places = config.cluster.num_nodes, config.cluster.gpus_per_node
         had = ray.cluster_resources()
         unit = "GPU" if self.on_gpus else "CPU"
@@ -99,7 +103,11 @@ class Cluster:
             raise ValueError(
                 f"{wanted}, but this machine has {had.get(unit, 0):g} {unit}s: lower the recipe's, or join"
             )
-        self._nodes = [placement_group([bundle] * places, strategy="STRICT_PACK") for _ in range(nodes)]
+        units = ("CPU", "GPU") if self.on_gpus else ("CPU",)
+        self._nodes = [
+            placement_group([dict.fromkeys(units, float(len(slots))) for slots in node], strategy="STRICT_PACK")
+            for node in self._bundles
+        ]
         try:
             ray.get([node.ready() for node in self._nodes], timeout=self._settings.start_timeout_s)
         except GetTimeoutError as error:
@@ -109,10 +117,14 @@ class Cluster:
                 f"{self._settings.start_timeout_s:g}: free of this Ray now is {free}"
             ) from error
 
-    def start(self, label: str, kind: type, slot: Slot, *, vital: bool) -> Process:
-        """Start a process in a slot. Ray never restarts it or calls it twice: what it held would be gone in silence."""
-        share = int(1e4 / self._users[slot]) / 1e4
-        strategy = PlacementGroupSchedulingStrategy(self._nodes[slot.node], placement_group_bundle_index=slot.place)
+    def start(self, label: str, kind: type, slots: Sequence[Slot], *, vital: bool) -> Process:
+        """Start a process in a slot, or in several that it has alone.
+
+        Ray never restarts it or calls it twice: what it held would be gone in silence.
+        """
+        node, bundle = self._bundle_at[slots[0]]
+        share = len(slots) if len(slots) > 1 else int(1e4 / self._users[slots[0]]) / 1e4
+        strategy = PlacementGroupSchedulingStrategy(self._nodes[node], placement_group_bundle_index=bundle)
         actor = ray.remote(kind).options(
             name=label,
             namespace=self.namespace,
@@ -166,11 +178,12 @@ class Cluster:
     async def _look_for_dead(self, processes: Sequence[Process]) -> None:
         """Where one rank died the others fail in a collective, often before Ray tells: its end is the cause."""
         if len(processes) > 1 and not self._lost:
-            await asyncio.wait([asyncio.ensure_future(self._end_of(process)) for process in processes], timeout=GRACE_S)
+            await asyncio.wait([asyncio.ensure_future(self.end_of(process)) for process in processes], timeout=GRACE_S)
         if self._lost:
             raise self._lost
 
-    async def _end_of(self, process: Process) -> None:
+    async def end_of(self, process: Process) -> None:
+        """Waits for its death: EngineDied, or RuntimeError where the run ends with it."""
         try:
             await process.life
         except RayError as error:

@@ -1,16 +1,19 @@
-"""The driver's side of processes: a Trainer of many ranks, an Engine elsewhere, and the way of weights between them."""
+"""The driver's side of processes: a Trainer of many ranks, an Engine elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tandem.launch.ray.cluster import Cluster, Process
 from tandem.launch.ray.parcels import Stored, store
-from tandem.roles import Delivery, Engine, Fingerprint, NamedTensors, WriteFiles
+from tandem.roles import Fingerprint, NamedTensors, WeightStream, WriteFiles
 from tandem.types import Batch, Generation, Metrics, Sampling, merge
 
 
@@ -25,6 +28,11 @@ class RankGroup:
     async def call(self, method: str, *arguments: object) -> list[Any]:
         """Each rank's answer."""
         return await self._cluster.call(self.ranks, method, *arguments)
+
+    async def call_first(self, method: str, *arguments: object) -> Any:
+        """The first rank's answer; the others are not asked."""
+        (answer,) = await self._cluster.call(self.ranks[:1], method, *arguments)
+        return answer
 
     async def infer(self, batch: Batch, out: str) -> Metrics:
         """Each rank writes the rows of its share."""
@@ -65,12 +73,14 @@ class RankGroup:
 class RemoteEngine:
     """An Engine in a process of its own."""
 
-    def __init__(self, cluster: Cluster, process: Process) -> None:
+    def __init__(self, cluster: Cluster, process: Process, number: int) -> None:
+        """`number` is its place's."""
         self._cluster = cluster
-        self._process = process
+        self.process = process
+        self.number = number
 
     async def _call(self, method: str, *arguments: object) -> Any:
-        (answer,) = await self._cluster.call([self._process], method, *arguments)
+        (answer,) = await self._cluster.call([self.process], method, *arguments)
         return answer
 
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
@@ -83,9 +93,18 @@ class RemoteEngine:
     async def resume(self, *, recompute_kv: bool = False) -> None:
         await self._call("resume", recompute_kv)
 
+    async def sleep(self, *, keep_weights: bool) -> Metrics:
+        return await self._call("sleep", keep_weights)
+
+    async def wake(self) -> Metrics:
+        return await self._call("wake")
+
     async def load_weights(self, version: int, weights: NamedTensors) -> None:
-        """Stored weights are read at the engine's node, and never come here."""
-        stored = weights if isinstance(weights, Stored) else store(weights)
+        """Stored and announced weights are read by the engine's process, and never come here."""
+        if isinstance(weights, Announced):
+            await self._call("take_announced", version, weights.to[self])
+            return
+        stored = weights if isinstance(weights, Stored) else store(weights, self._cluster.bucket_bytes)
         await self._call("load_weights", version, stored.buckets)
 
     async def fingerprint(self) -> Fingerprint:
@@ -93,25 +112,14 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """End its process."""
-        self._cluster.end(self._process)
+        self._cluster.end(self.process)
 
 
-class ObjectStoreCarrier:
-    """From the ranks of an actor to engines, through Ray's object store: one copy on each node, by reference here."""
+@dataclass(frozen=True)
+class Announced:
+    """Weights that each of these engines reads in its own process. To whoever else reads them they are none."""
 
-    def __init__(self, actor: RankGroup, engine: Engine) -> None:
-        self._actor = actor
-        self._engine = engine
-        self._stored = Stored([])
-        self._delivery = Delivery({}, 0)
+    to: Mapping[RemoteEngine, WeightStream]
 
-    async def prepare(self) -> None:
-        """The ranks put the weights together, the first one stores them."""
-        (buckets, self._delivery), *_ = await self._actor.call("export")
-        self._stored = Stored(buckets)
-
-    async def deliver(self, version: int) -> Delivery:
-        """Every engine reads them at its node."""
-        stored, self._stored = self._stored, Stored([])
-        await self._engine.load_weights(version, stored)
-        return self._delivery
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        raise RuntimeError("announced weights are read by an engine's process")

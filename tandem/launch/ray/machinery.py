@@ -8,15 +8,16 @@ from pathlib import Path
 from uuid import uuid4
 
 from tandem.config import Config
-from tandem.config.placement import Slot, placement_of
+from tandem.config.placement import Slot, engine_size, engines_of, placement_of
 from tandem.launch.gpus import SharedGpus
 from tandem.launch.planes import build_plane
+from tandem.launch.ray.carriers import BucketCarrier, Collectives, Gates, ObjectStoreCarrier
 from tandem.launch.ray.cluster import Cluster, Process
-from tandem.launch.ray.handles import ObjectStoreCarrier, RankGroup, RemoteEngine
+from tandem.launch.ray.handles import RankGroup, RemoteEngine
 from tandem.launch.ray.workers import EngineProcess, Rank, TrainerRank
 from tandem.launch.trainers import names_of
 from tandem.launch.turns import TakesTurns, Turns
-from tandem.roles import DataPlane, Engine, Trainer
+from tandem.roles import Carrier, DataPlane, Engine, Trainer
 from tandem.rollout.router import Router
 
 MAX_REISSUES = 2  # of a request whose engine died
@@ -37,15 +38,16 @@ class RayMachinery:
         self._pad_token_id = 0
         self._turns: defaultdict[tuple[Slot, ...], Turns] = defaultdict(Turns)
         self.groups: dict[str, RankGroup] = {}
-        self._engines = [self._engine_process(number) for number in range(len(self._placement["engine"]))]
+        self._engine_slots = engines_of(config)
+        self._engines = [self._engine_process(number) for number in range(len(self._engine_slots))]
         self._ranks = {name: self._rank_processes(name) for name in names_of(config)}
 
     def _engine_process(self, number: int) -> Process:
-        return self._cluster.start(f"engine {number}", EngineProcess, self._placement["engine"][number], vital=False)
+        return self._cluster.start(f"engine {number}", EngineProcess, self._engine_slots[number], vital=False)
 
     def _rank_processes(self, name: str) -> list[Process]:
         slots = enumerate(self._placement[name])
-        return [self._cluster.start(f"{name} rank {rank}", TrainerRank, slot, vital=True) for rank, slot in slots]
+        return [self._cluster.start(f"{name} rank {rank}", TrainerRank, (slot,), vital=True) for rank, slot in slots]
 
     async def start_plane(self) -> DataPlane:
         """The one that the recipe names, within reach of all processes."""
@@ -56,7 +58,7 @@ class RayMachinery:
         """An engine in each of its slots, and the router over them."""
         self._pad_token_id = pad_token_id
         await self._cluster.call(self._engines, "start", self._config, pad_token_id)
-        engines = [RemoteEngine(self._cluster, process) for process in self._engines]
+        engines = [RemoteEngine(self._cluster, process, number) for number, process in enumerate(self._engines)]
         self._engine = Router(
             engines, max_reissues=MAX_REISSUES, max_imbalance=MAX_IMBALANCE, restart=self._restart_engine
         )
@@ -65,7 +67,7 @@ class RayMachinery:
     async def _restart_engine(self, number: int) -> Engine:
         process = self._engine_process(number)
         await self._cluster.call([process], "start", self._config, self._pad_token_id)
-        return RemoteEngine(self._cluster, process)
+        return RemoteEngine(self._cluster, process, number)
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
         """All at one time. Those with the same slots take turns there."""
@@ -94,15 +96,39 @@ class RayMachinery:
         )
         return address
 
-    def carrier(self) -> ObjectStoreCarrier:
-        """Through Ray's object store."""
+    def carrier(self) -> Carrier:
+        """By the way that the recipe names."""
         assert self._engine is not None, "start_engine comes first"
-        return ObjectStoreCarrier(self.groups["actor"], self._engine)
+        actor, settings = self.groups["actor"], self._config.cluster.ray
+        match self._way():
+            case "object_store":
+                return ObjectStoreCarrier(actor, self._engine)
+            case "ipc":
+                doorman = Gates(actor)
+            case _:
+                doorman = Collectives(
+                    actor,
+                    size=engine_size(self._config),
+                    device="cuda" if self._cluster.on_gpus else "cpu",
+                    directory=self._logs if self._config.cluster.num_nodes == 1 else None,
+                    timeout_s=settings.deadline_s,
+                )
+        return BucketCarrier(self._cluster, actor, self._engine, doorman, settings.weight_bucket_bytes)
+
+    def _way(self) -> str:
+        """What `auto` is here."""
+        chosen = self._config.cluster.ray.weight_transfer
+        if chosen != "auto":
+            return chosen
+        if not self._cluster.on_gpus:
+            return "object_store"
+        return "ipc" if self._config.policy.generation.colocated.enabled else "collective"
 
     def gpus(self) -> SharedGpus:
         """Trainers make room where engines are too."""
         engines = set(self._placement["engine"])
-        return SharedGpus([turns for slots, turns in self._turns.items() if engines & set(slots)])
+        turns = [turns for slots, turns in self._turns.items() if engines & set(slots)]
+        return SharedGpus(turns, self._engine if self._config.sleeps_on_gpus and self._cluster.on_gpus else None)
 
     async def guard(self) -> None:
         """Ends with an error when a process dies without which the run cannot go on."""

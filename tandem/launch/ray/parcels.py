@@ -11,8 +11,6 @@ import numpy as np
 import ray  # type: ignore  # an extra: only a run under Ray comes here
 import torch
 
-BUCKET_BYTES = 1 << 28  # of weights that are one object
-
 
 class Parcel(NamedTuple):
     """One tensor: its bytes, and what they are."""
@@ -47,13 +45,13 @@ class Stored:
             yield from map(unpack, ray.get(bucket))
 
 
-def store(weights: Iterable[tuple[str, torch.Tensor]]) -> Stored:
+def store(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Stored:
     """Put weights into the object store, a bucket at a time: no more than one is in this process's memory."""
     buckets, bucket, size = [], [], 0
     for name, tensor in weights:
         bucket.append(pack(name, tensor))
         size += tensor.nbytes
-        if size >= BUCKET_BYTES:
+        if size >= bucket_bytes:
             buckets.append(ray.put(bucket))
             bucket, size = [], 0
     return Stored([*buckets, *([ray.put(bucket)] if bucket else [])])

@@ -7,7 +7,7 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import ray  # type: ignore  # only Ray imports this module
 
 from tandem.config import Config
-from tandem.roles import DataPlane, Delivery, Engine, Fingerprint, WriteFiles
+from tandem.roles import DataPlane, Delivery, Engine, Fingerprint, WeightStream, WriteFiles
 from tandem.types import Batch, Generation, Metrics, Sampling, merge
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tandem.train.worker import Worker
+    from tandem.weights.buckets import Spec
+    from tandem.weights.ways import CollectiveDoor, Gate, SharedDoor
 
 Warnings = list[tuple[str, int, str]]  # logger, level, text
 
@@ -74,6 +76,8 @@ class Member:
         from tandem.launch.process import prepare, quiet_libraries
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.cluster.gpus_per_node))
+        if config.cluster.num_nodes == 1 and sys.platform == "linux":  # nothing listens beyond this machine
+            os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         quiet_libraries()
         prepare(config.cluster)
 
@@ -96,6 +100,33 @@ class Collector(logging.Handler):
         return taken
 
 
+class Survey:
+    """What a trainer's weights are, seen while they pass."""
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._weights = weights
+        self.specs: list[Spec] = []
+        self.digests: dict[str, str] = {}
+        self.bytes = 0
+
+    def weighed(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights."""
+        from tandem.fingerprint import digest
+        from tandem.weights.buckets import spec_of
+
+        for name, tensor in self._weights:
+            self.specs.append(spec_of(name, tensor))
+            self.digests[name] = digest(tensor)
+            self.bytes += tensor.nbytes
+            yield name, tensor
+            del tensor
+
+    def exhaust(self) -> None:
+        """Take part in putting them together, no more."""
+        for _ in self._weights:
+            continue
+
+
 class TrainerRank(Member):
     """One rank of actor, critic or reference: a Worker, told what to do."""
 
@@ -107,6 +138,7 @@ class TrainerRank(Member):
         self._leads = False
         self._snapshots: dict[int, WriteFiles] = {}
         self._store: Any = None
+        self._gate: Gate | None = None
 
     async def listen(self, ranks: int, timeout_s: float) -> tuple[str, int]:
         """Open the meeting of ranks on several nodes, at this one."""
@@ -120,9 +152,13 @@ class TrainerRank(Member):
     async def start(self, name: str, config: Config, plane: DataPlane, rank: Rank) -> None:
         """Join the other ranks, and load the model."""
         self.set_up(config)
+        from tandem.launch.process import device_of
         from tandem.launch.trainers import build_trainer
 
-        self._leads = rank.index == 0
+        self._index, self._leads = rank.index, rank.index == 0
+        self._timeout_s = rank.timeout_s
+        self._bucket_bytes = config.cluster.ray.weight_bucket_bytes
+        self._device = device_of(config)
         if rank.count > 1:
             self._join(rank)
         self._plane = plane
@@ -134,8 +170,6 @@ class TrainerRank(Member):
 
         timeout = timedelta(seconds=rank.timeout_s)
         if isinstance(rank.meeting, str):
-            if sys.platform == "linux":  # all on this node: nothing listens beyond it
-                os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
             self._store = dist.FileStore(rank.meeting, rank.count)
         elif self._store is None:
             host, port = rank.meeting
@@ -160,24 +194,61 @@ class TrainerRank(Member):
         return await asyncio.to_thread(self._export)
 
     def _export(self) -> tuple[list[Any], Delivery]:
-        from tandem.fingerprint import digest
         from tandem.launch.ray.parcels import store
 
-        weights = self._worker.export_weights()
+        seen = Survey(self._worker.export_weights())
         if not self._leads:
-            for _ in weights:
-                continue
+            seen.exhaust()
             return [], Delivery({}, 0)
-        digests, total = {}, 0
+        buckets = store(seen.weighed(), self._bucket_bytes).buckets
+        return buckets, Delivery(seen.digests, seen.bytes)
 
-        def seen() -> Iterator[tuple[str, Tensor]]:
-            nonlocal total
-            for name, tensor in weights:
-                digests[name] = digest(tensor)
-                total += tensor.nbytes
-                yield name, tensor
+    async def survey(self) -> tuple[list[Spec], Delivery]:
+        """All ranks put the weights together and forget them; the first one says what they are."""
+        return await asyncio.to_thread(self._survey)
 
-        return store(seen()).buckets, Delivery(digests, total)
+    def _survey(self) -> tuple[list[Spec], Delivery]:
+        seen = Survey(self._worker.export_weights())
+        if not self._leads:
+            seen.exhaust()
+            return [], Delivery({}, 0)
+        for _ in seen.weighed():
+            continue
+        return seen.specs, Delivery(seen.digests, seen.bytes)
+
+    async def open_gate(self) -> SharedDoor:
+        """A way for the engine that shares this rank's memory. One that was there before is closed."""
+        from tandem.weights.ways import Gate
+
+        if self._gate is not None:
+            self._gate.close()
+        self._gate = Gate(self._timeout_s)
+        return self._gate.door
+
+    async def host_store(self) -> tuple[str, int]:
+        """A meeting of machines, at this one."""
+        from tandem.weights.ways import host_store
+
+        return host_store(ray.util.get_node_ip_address(), self._timeout_s)
+
+    async def send(self, specs: Sequence[Spec], doors: Mapping[int, CollectiveDoor | None]) -> None:
+        """All ranks put the weights together; those in `doors` send them, by a collective or (None) at their gate."""
+        await asyncio.to_thread(self._send, specs, doors)
+
+    def _send(self, specs: Sequence[Spec], doors: Mapping[int, CollectiveDoor | None]) -> None:
+        from tandem.weights.buckets import send
+
+        weights = self._worker.export_weights()
+        if self._index not in doors:
+            Survey(weights).exhaust()
+            return
+        door = doors[self._index]
+        if door is None:
+            assert self._gate is not None, "opened before"
+            outlet = self._gate.outlet()
+        else:
+            outlet = door.enter(0)
+        send(weights, specs, self._bucket_bytes, outlet, self._device)
 
     async def snapshot(self, copy: bool, number: int) -> None:
         """Keep it under a number until it is written."""
@@ -215,12 +286,22 @@ class EngineProcess(Member):
     async def resume(self, recompute_kv: bool) -> None:
         await self._engine.resume(recompute_kv=recompute_kv)
 
+    async def sleep(self, keep_weights: bool) -> Metrics:
+        return await self._engine.sleep(keep_weights=keep_weights)
+
+    async def wake(self) -> Metrics:
+        return await self._engine.wake()
+
     async def load_weights(self, version: int, buckets: list[Any]) -> None:
         """Take stored weights; on this node they are read where they lie."""
         from tandem.launch.ray.parcels import unpack
 
         parts = await asyncio.gather(*buckets)
         await self._engine.load_weights(version, (unpack(parcel) for part in parts for parcel in part))
+
+    async def take_announced(self, version: int, weights: WeightStream) -> None:
+        """Take weights as they come."""
+        await self._engine.load_weights(version, weights)
 
     async def fingerprint(self) -> Fingerprint:
         return await self._engine.fingerprint()

@@ -14,7 +14,7 @@ from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.loading import check_weights
 from tandem.rollout.rows import Finished, Row, ending
 from tandem.rollout.vllm import workers
-from tandem.types import FinishReason, RolloutFailed, Sampling
+from tandem.types import FinishReason, Max, Metrics, RolloutFailed, Sampling
 
 SEEDS = 1 << 64
 
@@ -70,15 +70,31 @@ class VllmDecoder:
             finished.append((row, outcome))
         return finished
 
+    def sleep(self, *, keep_weights: bool) -> Metrics:
+        """vLLM's levels: 1 moves weights to the host's memory, 2 drops them. Nothing of the cache is kept."""
+        before = self._used_bytes()
+        self._engine.sleep(level=1 if keep_weights else 2)
+        return memory_metrics("sleep", before, self._used_bytes())
+
+    def wake(self) -> Metrics:
+        before = self._used_bytes()
+        self._engine.wake_up(["weights"])
+        return memory_metrics("wake", before, self._used_bytes())
+
+    def wake_cache(self) -> None:
+        self._engine.wake_up(["kv_cache"])
+
+    def _used_bytes(self) -> list[int | None]:
+        return self._engine.collective_rpc(workers.used_bytes)
+
     def recompute(self) -> None:
         """Every request gives its blocks back and is scheduled again, with its text as the prompt."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def load_weights(self, weights: NamedTensors) -> None:
-        """All are checked before vLLM takes the first. They are held until the last has come."""
-        given = list(weights)
-        check_weights(self._shapes, given)
-        self._engine.collective_rpc(workers.take_weights, args=(given,))
+        """All are checked before vLLM takes the first. A stream is read in vLLM's workers."""
+        checked = check_weights(self._shapes, weights)
+        self._engine.collective_rpc(workers.take_weights, args=(checked,))
         # Running requests may go on reading what the old weights cached; new ones do not find it.
         self._updates += 1
 
@@ -90,6 +106,13 @@ class VllmDecoder:
         for row in list(self._rows.values()):
             self.remove(row)
         self._engine.engine_core.shutdown()
+
+
+def memory_metrics(move: str, before: Sequence[int | None], after: Sequence[int | None]) -> Metrics:
+    """The fullest device's memory in use, by whomever, in bytes. No devices: nothing."""
+    found = {"before": before, "after": after}
+    used = {when: [size for size in sizes if size is not None] for when, sizes in found.items()}
+    return {f"gpu/used_{when}_{move}": Max(float(max(sizes))) for when, sizes in used.items() if sizes}
 
 
 def params_of(sampling: Sampling, vocabulary: int) -> SamplingParams:

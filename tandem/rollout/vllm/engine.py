@@ -11,21 +11,34 @@ from tandem.rollout.vllm.decoder import VllmDecoder
 
 
 def vllm_engine(
-    section: VllmEngine, *, model: str, precision: Precision, max_total_sequence_length: int, trust_remote_code: bool
+    section: VllmEngine,
+    *,
+    model: str,
+    precision: Precision,
+    max_total_sequence_length: int,
+    trust_remote_code: bool,
+    can_sleep: bool,
 ) -> ThreadedEngine:
-    """`model` is a directory or a hub name. Its weights are read; a trainer's may follow."""
+    """`model` is a directory or a hub name. Its weights are read; a trainer's may follow. None sleeps on a CPU."""
     args = engine_args(
         section,
         model=model,
         precision=precision,
         max_total_sequence_length=max_total_sequence_length,
         trust_remote_code=trust_remote_code,
+        can_sleep=can_sleep,
     )
     return ThreadedEngine(VllmDecoder(args), name="vllm-engine")
 
 
 def engine_args(
-    section: VllmEngine, *, model: str, precision: Precision, max_total_sequence_length: int, trust_remote_code: bool
+    section: VllmEngine,
+    *,
+    model: str,
+    precision: Precision,
+    max_total_sequence_length: int,
+    trust_remote_code: bool,
+    can_sleep: bool,
 ) -> EngineArgs:
     """What vLLM is started with: the recipe's knobs, and what the Engine role asks for."""
     return EngineArgs(
@@ -36,10 +49,13 @@ def engine_args(
         max_num_seqs=section.max_num_seqs,
         max_num_batched_tokens=section.max_num_batched_tokens,
         tensor_parallel_size=section.tensor_parallel_size,
+        # Inside of a Ray actor vLLM would take Ray's own executor for several ranks: their GPUs are this process's.
+        distributed_executor_backend="mp" if section.tensor_parallel_size > 1 else "uni",
         gpu_memory_utilization=section.gpu_memory_utilization,
         kv_cache_memory_bytes=section.kv_cache_memory_bytes,
         enable_prefix_caching=section.enable_prefix_caching,
         enforce_eager=section.enforce_eager,
+        enable_sleep_mode=can_sleep,  # its memory comes from an allocator that can give it back
         skip_tokenizer_init=True,  # token ids in, token ids out
         logprobs_mode="processed_logprobs",  # of the law that is sampled; the default ignores the temperature
         async_scheduling=False,  # weights change between two steps

@@ -6,7 +6,7 @@ The functions are sent to the workers by `collective_rpc`, which hands them the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  
 from vllm.v1.worker.worker_base import WorkerBase  # type: ignore  # not every checkout has vllm
 
 from tandem.fingerprint import describe, weigh
+from tandem.roles import WeightStream
+from tandem.rollout.loading import Named
 from tandem.rollout.vllm.blocks import HEAD, blocks
 
 
@@ -52,13 +54,21 @@ def weigh_weights(worker: WorkerBase) -> dict[str, Weighed]:
     }
 
 
-def take_weights(worker: WorkerBase, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+def take_weights(worker: WorkerBase, weights: Sequence[Named] | WeightStream) -> None:
     """Replace every weight. They are whole, complete and of the right shapes: a reload that fails leaves no model."""
+    given = weights.open(worker.rank) if isinstance(weights, WeightStream) else iter(weights)
     model = worker.get_model()
     dtype: torch.dtype = worker.model_config.dtype
     with set_current_vllm_config(worker.vllm_config):  # which 0.26 does not set for a reload
-        worker.reload_weights(weights_iterator=((name, tensor.to(dtype)) for name, tensor in weights))
+        worker.reload_weights(weights_iterator=cast(given, dtype))
     repack(model)
+
+
+def cast(weights: Iterator[Named], dtype: torch.dtype) -> Iterator[Named]:
+    """In the engine's precision. None is held here while the next one comes."""
+    for name, tensor in weights:
+        yield name, tensor.to(dtype)
+        del tensor
 
 
 def repack(model: nn.Module) -> None:
@@ -66,6 +76,14 @@ def repack(model: nn.Module) -> None:
     head = getattr(model, "lm_head", None)  # pipeline stages but the last have none
     if isinstance(head, ParallelLMHead) and getattr(head, "cpu_linear", None) is not None:
         head.quant_method.process_weights_after_loading(head)
+
+
+def used_bytes(worker: WorkerBase) -> int | None:
+    """Of this rank's GPU, by whomever; None on a CPU."""
+    if worker.device is None or worker.device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(worker.device)
+    return total - free
 
 
 def tied(worker: WorkerBase) -> bool:
