@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ pytest.importorskip("psutil", reason="the package psutil, which Ray brings along
 
 import ray
 
+from tandem.config.load import load
+from tandem.config.placement import Slot
+from tandem.launch.ray.cluster import Cluster
+from tandem.types import EngineDied
 from tests.e2e import kills
 from tests.e2e.whole_runs import ENDLESS, GONE_S, SIZE, Begin, alive_as, assert_gone, runs_in
 
@@ -66,3 +71,29 @@ def test_a_run_gives_its_slots_back_to_the_ray_that_it_joined(tmp_path: Path, be
     run.process.kill()
     run.wait(run.ended)
     run.wait(lambda: free() == before, within_s=GONE_S)
+
+
+class Deaf:
+    """A process that is there and answers nothing."""
+
+    def __init__(self, log_file: Path) -> None: ...
+
+    async def stay(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def generate(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(("vital", "error"), [(False, EngineDied), (True, RuntimeError)])
+def test_a_process_that_answers_nothing_within_the_deadline_counts_as_dead(
+    tmp_path: Path, ray_here: None, vital: bool, error: type[Exception]
+):
+    cluster = Cluster(load("quickstart", [*UNDER_RAY, "cluster.ray.deadline_s=2.0"]).config, tmp_path)
+    try:
+        process = cluster.start("engine 0", Deaf, (Slot(0, 0),), vital=vital)
+        with pytest.raises(error, match=r"engine 0: no answer to generate within cluster\.ray\.deadline_s=2") as caught:
+            asyncio.run(cluster.call([process], "generate"))
+        assert isinstance(caught.value, EngineDied) != vital
+    finally:
+        cluster.close()

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tandem.fingerprint import fingerprint
 from tandem.rollout.loading import load_weights
 from tandem.weights.buckets import Announcement, Inlet, Outlet, Spec, cut, receive, send, spec_of
-from tandem.weights.ways import CollectiveDoor, Gate, SharedDoor
+from tandem.weights.ways import CollectiveDoor, Gate, SharedDoor, host_store
 from tests.rollout.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -167,9 +167,13 @@ def play(doors: list[CollectiveDoor | SharedDoor], outlets: Iterator[Outlet]) ->
         assert process.exitcode == 0
 
 
-def test_a_collective_brings_every_engine_the_trainers_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("across", [False, True], ids=["one machine", "several"])
+def test_a_collective_brings_every_engine_the_trainers_weights(
+    across: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    doors = [CollectiveDoor(str(tmp_path / "meeting"), rank, 3, "cpu", 120.0) for rank in range(3)]
+    meeting = host_store("127.0.0.1", 120.0) if across else str(tmp_path / "meeting")
+    doors = [CollectiveDoor(meeting, rank, 3, "cpu", 120.0) for rank in range(3)]
 
     def outlets() -> Iterator[Outlet]:
         while True:

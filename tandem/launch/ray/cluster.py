@@ -151,7 +151,8 @@ class Cluster:
             async with asyncio.timeout(self._settings.deadline_s):
                 return await asyncio.gather(*answers)
         except TimeoutError as error:
-            raise RuntimeError(
+            silent = EngineDied if not any(process.vital for process in processes) else RuntimeError
+            raise silent(  # an engine that answers nothing is as good as dead: the router goes on without it
                 f"{', '.join(process.label for process in processes)}: no answer to {method} within "
                 f"cluster.ray.deadline_s={self._settings.deadline_s:g}"
             ) from error
@@ -178,7 +179,11 @@ class Cluster:
     async def _look_for_dead(self, processes: Sequence[Process]) -> None:
         """Where one rank died the others fail in a collective, often before Ray tells: its end is the cause."""
         if len(processes) > 1 and not self._lost:
-            await asyncio.wait([asyncio.ensure_future(self.end_of(process)) for process in processes], timeout=GRACE_S)
+            ends = [asyncio.ensure_future(self.end_of(process)) for process in processes]
+            await asyncio.wait(ends, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
         if self._lost:
             raise self._lost
 
