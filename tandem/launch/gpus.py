@@ -26,21 +26,31 @@ class SharedGpus:
     @asynccontextmanager
     async def training(self, *, publishes: bool) -> AsyncGenerator[None]:
         """Trainers come by themselves, call by call; whoever is there at the end is parked."""
-        engine = self._sleeper
-        if engine is not None:
-            with suppress(EngineDied):  # the next call of an engine says so, behind a step that can be kept
-                await engine.pause()
-                self._metrics = merge(self._metrics, await engine.sleep(keep_weights=not publishes))
+        is_asleep = await self._send_to_sleep(keep_weights=not publishes)
         try:
             yield
         finally:
             for turns in self._turns:
                 await turns.release()
-        if engine is not None:  # after an error of training it sleeps on: the run ends
-            with suppress(EngineDied):
-                self._metrics = merge(self._metrics, await engine.wake())
-                if not publishes:
-                    await engine.resume()
+        if is_asleep:  # after an error of training it sleeps on: the run ends
+            await self._wake(resume=not publishes)
+
+    async def _send_to_sleep(self, *, keep_weights: bool) -> bool:
+        """Whether there is one that sleeps now. That none is left the next call of it says, behind a whole step."""
+        if self._sleeper is None:
+            return False
+        with suppress(EngineDied):
+            await self._sleeper.pause()
+            self._metrics = merge(self._metrics, await self._sleeper.sleep(keep_weights=keep_weights))
+            return True
+        return False
+
+    async def _wake(self, *, resume: bool) -> None:
+        assert self._sleeper is not None
+        with suppress(EngineDied):
+            self._metrics = merge(self._metrics, await self._sleeper.wake())
+            if resume:
+                await self._sleeper.resume()
 
     def drain(self) -> Metrics:
         """Of engines that slept since the last drain."""

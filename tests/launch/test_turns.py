@@ -163,6 +163,7 @@ def test_an_engine_sleeps_while_trainers_compute_and_wakes_when_they_have_left(p
         law = Sampling(max_new_tokens=4, temperature=1.0, seed=0, stop_token_ids=())
         running = asyncio.create_task(engine.generate([5], law))
         await asyncio.sleep(0)
+        await engine.fingerprint()  # a round trip: the request has started
         async with gpus.training(publishes=publishes):
             assert (await running).versions == (0,) * 4
             late = asyncio.create_task(engine.generate([5], law))
