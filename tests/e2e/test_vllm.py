@@ -55,6 +55,7 @@ def test_under_ray_it_learns_the_same_and_requests_of_a_dead_engine_are_written_
     assert_near(found, alone, 1e-4)
 
 
+@pytest.mark.slow  # its parts are tested apart: two ranks in one process, one rank under Ray
 @pytest.mark.usefixtures("ray_here")
 def test_an_engine_of_two_ranks_under_ray_learns_the_same(alone: Ran, tmp_path: Path):
     apart = "policy.generation.colocated={enabled: false, resources: {gpus_per_node: 2}}"
