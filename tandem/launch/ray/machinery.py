@@ -116,13 +116,9 @@ class RayMachinery:
         return BucketCarrier(self._cluster, actor, self._engine, doorman, settings.weight_bucket_bytes)
 
     def _way(self) -> str:
-        """What `auto` is here."""
+        """`auto` is the one way that has been run on GPUs too."""
         chosen = self._config.cluster.ray.weight_transfer
-        if chosen != "auto":
-            return chosen
-        if not self._cluster.on_gpus:
-            return "object_store"
-        return "ipc" if self._config.policy.generation.colocated.enabled else "collective"
+        return "object_store" if chosen == "auto" else chosen
 
     def gpus(self) -> SharedGpus:
         """Trainers make room where engines are too."""
