@@ -24,8 +24,8 @@ try:
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError  # type: ignore  # as above
 except ImportError as error:
     raise ValueError(
-        "data_plane.name=ray_actor and transfer_queue need the package ray: `uv sync --extra ray`, "
-        "or set data_plane.name=memory"
+        "cluster.launch=ray and data_plane.name=ray_actor or transfer_queue need the package ray: "
+        "`uv sync --extra ray`, or set cluster.launch=local and data_plane.name=memory"
     ) from error
 
 log = logging.getLogger(__name__)
