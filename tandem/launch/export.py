@@ -31,9 +31,9 @@ from tandem.launch.models import DTYPES, load_causal_lm, load_tokenizer, locatio
 from tandem.launch.process import quiet_libraries
 from tandem.launch.show import CHECKPOINTS, is_checkpoint, size, size_of
 from tandem.launch.trainers import support_of
+from tandem.train.files import WEIGHTS, SavedTensors, first_mismatch
 from tandem.train.heads import ValueHead
-from tandem.train.torch.backend import WEIGHTS, first_mismatch, named_parameters
-from tandem.train.torch.files import SavedTensors
+from tandem.train.torch.backend import named_parameters
 
 MODELS = ("actor", "critic")
 CPU = torch.device("cpu")

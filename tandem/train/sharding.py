@@ -26,6 +26,16 @@ class Shard:
     parts: int = 1
 
     @property
+    def rank(self) -> int:
+        """This rank's place among `ranks`."""
+        return self.index * self.parts + self.part
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks hold the model together."""
+        return self.count * self.parts
+
+    @property
     def speaks(self) -> bool:
         """Whether this rank writes the rows of its share and reports its metrics."""
         return self.part == 0

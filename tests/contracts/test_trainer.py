@@ -331,7 +331,7 @@ def test_activation_checkpointing_changes_no_weight(kind: TrainerKind):
 def test_bfloat16_learns_exports_bfloat16_and_saves_float32_that_it_would_round(
     kind: TrainerKind, role: str, tmp_path: Path
 ):
-    from tandem.train.torch.files import SavedTensors
+    from tandem.train.files import SavedTensors
 
     async def scene():
         options = {"precision": "bfloat16", "optimizer": {"lr": 1e-3}}

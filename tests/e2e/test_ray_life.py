@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import ray
 from tandem.config.load import load
 from tandem.config.placement import Slot
 from tandem.launch.ray.cluster import Cluster
+from tandem.launch.ray.workers import Member
 from tandem.types import EngineDied
 from tests.e2e import kills
 from tests.e2e.whole_runs import ENDLESS, GONE_S, SIZE, Begin, alive_as, assert_gone, runs_in
@@ -83,6 +85,37 @@ class Deaf:
 
     async def generate(self) -> None:
         await asyncio.get_running_loop().create_future()
+
+
+class Shivers(Member):
+    """A process that warns."""
+
+    async def shiver(self) -> None:
+        logging.getLogger("tandem.engine").warning("it is cold")
+
+
+def test_what_any_process_warns_of_is_logged_by_the_driver(
+    tmp_path: Path, ray_here: None, caplog: pytest.LogCaptureFixture
+):
+    cluster = Cluster(load("quickstart", UNDER_RAY).config, tmp_path)
+
+    async def hear() -> None:
+        before = cluster.start("actor rank 0", Shivers, (Slot(0, 0),), vital=True)
+        guard = asyncio.create_task(cluster.guard())
+        await cluster.call([before], "shiver")
+        later = cluster.start("engine 0", Shivers, (Slot(0, 0),), vital=False)
+        await cluster.call([later], "shiver")
+        async with asyncio.timeout(60):
+            while len(caplog.messages) < 2:
+                await asyncio.sleep(0.01)
+        guard.cancel()
+        await asyncio.gather(guard, return_exceptions=True)
+
+    try:
+        asyncio.run(hear())
+    finally:
+        cluster.close()
+    assert sorted(caplog.messages) == ["actor rank 0: it is cold", "engine 0: it is cold"]
 
 
 @pytest.mark.parametrize(("vital", "error"), [(False, EngineDied), (True, RuntimeError)])

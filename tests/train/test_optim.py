@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from tandem.config.models import Parallel, Schedule
-from tandem.train.optim import Optimizer, learning_rate, sum_of_squares
+from tandem.train.optim import learning_rate, sum_of_squares
 from tandem.train.torch.mesh import Mesh
+from tandem.train.torch.optimizer import Optimizer
 from tests.train.small_models import settings
 
 ALONE = Mesh(Parallel(), None)

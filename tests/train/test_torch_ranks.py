@@ -9,7 +9,7 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2Model
 
 from tandem.train.backend import Output, Pack
-from tandem.train.torch.files import SavedTensors
+from tandem.train.files import SavedTensors
 from tandem.train.torch.mesh import add_up, buckets
 from tandem.train.torch.parallel import check_divisible
 from tandem.types import Metrics

@@ -11,22 +11,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import ray  # type: ignore  # an extra: not every checkout has it
 import torch
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError  # type: ignore  # as above
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group  # type: ignore  # as above
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # type: ignore  # as above
 
 from tandem.config import Config
 from tandem.config.placement import Slot, bundles_of, placement_of
 from tandem.plane.ray_processes import first_line, start_ray
 from tandem.types import EngineDied, RolloutFailed
-
-try:
-    import ray  # type: ignore  # an extra: not every checkout has it
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError  # type: ignore  # as above
-    from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group  # type: ignore  # as above
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # type: ignore  # as above
-except ImportError as error:
-    raise ValueError(
-        "cluster.launch=ray needs the package ray: `uv sync --extra ray`, or set cluster.launch=local"
-    ) from error
 
 log = logging.getLogger(__name__)
 ASKED_AT_ONE_TIME = 100_000  # calls of one process: each of an engine's requests is one
@@ -56,6 +50,7 @@ class Cluster:
         self._processes: list[Process] = []
         self._nodes: list[PlacementGroup] = []
         self._lost: RuntimeError | None = None
+        self._listeners: asyncio.TaskGroup | None = None  # while there is a guard
         self.bucket_bytes = self._settings.weight_bucket_bytes
         self._connected = not ray.is_initialized()
         self.namespace = f"tandem-{uuid4().hex[:12]}"
@@ -139,6 +134,8 @@ class Cluster:
         handle = actor.remote(log_file)
         process = Process(label, log_file, handle, handle.stay.remote(), vital)
         self._processes.append(process)
+        if self._listeners is not None:
+            self._listeners.create_task(self._listen_to(process))
         return process
 
     async def call(self, processes: Sequence[Process], method: str, *arguments: object) -> list[Any]:
@@ -196,14 +193,18 @@ class Cluster:
 
     async def guard(self) -> None:
         """Logs what processes warn of. When a vital one dies: RuntimeError with the end of its log."""
-        await asyncio.gather(*(self._listen_to(process) for process in self._processes if process.vital))
+        async with asyncio.TaskGroup() as self._listeners:
+            for process in self._processes:
+                self._listeners.create_task(self._listen_to(process))
 
     async def _listen_to(self, process: Process) -> None:
         while True:
             try:
                 warnings = await process.handle.warnings.remote()
             except RayError as error:
-                raise self._gone(process, error) from error
+                if process.vital:
+                    raise self._gone(process, error) from error
+                return  # who asks it next is told
             for name, level, text in warnings:
                 logging.getLogger(name).log(level, "%s: %s", process.label, text)
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from tandem.config.models import MegatronBackend as Sizes
 from tandem.config.models import Offload, TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
+from tandem.train.files import WEIGHTS, SavedTensors, first_mismatch, keep, one_after_the_other
 from tandem.train.flops import Machine, peak_tflops, shape_of, windows_of
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.megatron.attention import Packed
@@ -26,11 +26,10 @@ from tandem.train.megatron.names import Row, check_model, layers_of_stages, name
 from tandem.train.megatron.optimizer import Optimizer, data_parallel
 from tandem.train.megatron.shapes import PRECISIONS, transformer_config
 from tandem.train.megatron.weights import Read, fill, whole_tensors
+from tandem.train.offload import HostMemory
 from tandem.train.sharding import Shard
 from tandem.train.torch.attention import Kernel, lay_out
-from tandem.train.torch.backend import WEIGHTS, choose_kernel, first_mismatch
-from tandem.train.torch.files import SavedTensors, file_name, held
-from tandem.train.torch.offload import HostMemory
+from tandem.train.torch.backend import choose_kernel
 from tandem.types import Metrics, merge
 
 
@@ -232,22 +231,15 @@ class MegatronBackend:
         yield from whole_tensors(self._rows, self._grid, self.parameters.__getitem__, dtype, self._device)
 
     def snapshot(self, copy: bool) -> WriteFiles:
-        """float32 weights by Hugging Face name and the optimizer: the torch backend's files; see torch/files.py."""
+        """float32 weights by Hugging Face name and the optimizer: the torch backend's files; see train/files.py."""
         self._away.give_back()
-        grid, optimizer = self._grid, self.optimizer
+        optimizer = self.optimizer
         tensors = self._whole() if optimizer is None else optimizer.whole(optimizer.master)
-        weights = held(
-            ((name, tensor.float()) for name, tensor in tensors), rank=grid.rank, ranks=grid.ranks, copy=copy
-        )
-        write_optimizer = None if optimizer is None else optimizer.snapshot(copy)
-
-        def write(directory: Path) -> None:
-            directory.mkdir(parents=True, exist_ok=True)
-            save_file(weights, directory / file_name(WEIGHTS, grid.rank, grid.ranks))
-            if write_optimizer is not None:
-                write_optimizer(directory)
-
-        return write
+        exact = ((name, tensor.float()) for name, tensor in tensors)
+        writes = [keep(exact, WEIGHTS, self._grid.shard, copy=copy)]
+        if optimizer is not None:
+            writes.append(optimizer.snapshot(copy))
+        return one_after_the_other(writes)
 
     def load(self, directory: Path) -> None:
         """Continue from a snapshot, of whichever backend and however it was cut."""

@@ -59,16 +59,6 @@ class Grid:
         part = ((self.stages - 1 - self.stage) * context + self.groups.cp.rank()) * tensor + self.tensor_rank
         return Shard(self.groups.dp.rank(), self.groups.dp.size(), part, tensor * context * self.stages)
 
-    @property
-    def rank(self) -> int:
-        """This rank's place among `ranks`."""
-        return self.shard.index * self.shard.parts + self.shard.part
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks hold the model together."""
-        return self.shard.count * self.shard.parts
-
     def global_rank_of_stage(self, stage: int) -> int:
         """The rank of torch.distributed that holds a stage and otherwise what this rank holds."""
         return dist.get_global_rank(self.groups.pp, stage)

@@ -15,19 +15,18 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tandem.config.models import TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import StepReport
+from tandem.train.files import COUNTS, MOMENTS, SavedTensors, keep
 from tandem.train.megatron.grid import Grid
 from tandem.train.megatron.model import Stage
 from tandem.train.megatron.names import Row
 from tandem.train.megatron.weights import Read, fill, whole_tensors
-from tandem.train.optim import COUNTS, MOMENTS, StepRule
-from tandem.train.torch.files import SavedTensors, file_name, held
-from tandem.train.torch.offload import HostMemory
+from tandem.train.offload import HostMemory
+from tandem.train.optim import StepRule
 
 MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
 
@@ -167,16 +166,8 @@ class Optimizer:
 
     def snapshot(self, copy: bool) -> WriteFiles:
         """Moments by Hugging Face name, float32 exact, and counts: the torch backend's files."""
-        grid = self._grid
-        tensors = held(self._moments(), rank=grid.rank, ranks=grid.ranks, copy=copy)
-        counts = json.dumps(self._rule.counts())
-
-        def write(directory: Path) -> None:
-            save_file(tensors, directory / file_name(MOMENTS, grid.rank, grid.ranks))
-            if grid.rank == 0:
-                (directory / COUNTS).write_text(counts)
-
-        return write
+        counts = {COUNTS: json.dumps(self._rule.counts())}
+        return keep(self._moments(), MOMENTS, self._grid.shard, copy=copy, texts=counts)
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
         if self._rule.steps == 0:

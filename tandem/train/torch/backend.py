@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tandem.config.models import Offload, TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
+from tandem.train.files import WEIGHTS, SavedTensors, first_mismatch, keep, one_after_the_other
 from tandem.train.flops import Machine, peak_tflops, shape_of
 from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.optim import Optimizer
+from tandem.train.offload import HostMemory
 from tandem.train.packs import probe_pack
 from tandem.train.sharding import Shard
 from tandem.train.torch.attention import Kernel, Layout, lay_out, use_packed_attention
 from tandem.train.torch.checkpointing import use_checkpointing
 from tandem.train.torch.compiling import compile_layers, will_compile
-from tandem.train.torch.files import SavedTensors, file_name, held
 from tandem.train.torch.mesh import Mesh, build_mesh
-from tandem.train.torch.offload import HostMemory
+from tandem.train.torch.optimizer import Optimizer
 from tandem.train.torch.parallel import keep_gathered, lay_on_mesh, release
 from tandem.train.torch.placement import gathered, part_of, region_of, whole_of
 from tandem.train.torch.precision import WorkingCopies, put_copies
 from tandem.types import Metrics, merge
 
-WEIGHTS = "model"  # the stem of their files
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -265,17 +263,10 @@ class TorchBackend:
 
     def snapshot(self, copy: bool) -> WriteFiles:
         """float32 weights by Hugging Face name, and the optimizer; see `files`."""
-        mesh = self._mesh
-        weights = held(self._whole(), rank=mesh.rank, ranks=mesh.ranks, copy=copy)
-        write_optimizer = None if self._optimizer is None else self._optimizer.snapshot(copy)
-
-        def write(directory: Path) -> None:
-            directory.mkdir(parents=True, exist_ok=True)
-            save_file(weights, directory / file_name(WEIGHTS, mesh.rank, mesh.ranks))
-            if write_optimizer is not None:
-                write_optimizer(directory)
-
-        return write
+        writes = [keep(self._whole(), WEIGHTS, self._mesh.shard, copy=copy)]
+        if self._optimizer is not None:
+            writes.append(self._optimizer.snapshot(copy))
+        return one_after_the_other(writes)
 
     def load(self, directory: Path) -> None:
         """Continue from a snapshot."""
@@ -297,15 +288,3 @@ class TorchBackend:
 
     def close(self) -> None:
         """Nothing to hand back: memory goes with the object."""
-
-
-def first_mismatch(ours: Mapping[str, Tensor], theirs: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The first tensor whose name or shape differs, in words; None when all fit."""
-    found = {name: tuple(tensor.shape) for name, tensor in theirs}
-    for name, tensor in ours.items():
-        if name not in found:
-            return f"{name} is missing there"
-        if found[name] != tuple(tensor.shape):
-            return f"{name} is {list(tensor.shape)} here and {list(found[name])} there"
-    extra = [name for name in found if name not in ours]
-    return f"{extra[0]} exists only there" if extra else None

@@ -41,16 +41,6 @@ class Mesh:
         return Shard(index // sharing, count // sharing, index % sharing * parts + part, sharing * parts)
 
     @property
-    def rank(self) -> int:
-        """This rank's place among `ranks`."""
-        return self.shard.index * self.shard.parts + self.shard.part
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks hold the model together."""
-        return self.shard.count * self.shard.parts
-
-    @property
     def data(self) -> DeviceMesh:
         """The ranks with other samples, or other tokens of the same, and the same part of each layer."""
         assert self.devices is not None, "asked only on several ranks"
@@ -80,7 +70,7 @@ class Mesh:
 
     def copies(self, parameter: Tensor) -> int:
         """How many ranks hold the same part of it."""
-        return self.ranks // pieces(parameter)
+        return self.shard.ranks // pieces(parameter)
 
     def take_gradients(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """This rank's part of the gradient's SUM over the ranks, where there is one; the parameters have none then.

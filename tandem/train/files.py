@@ -8,12 +8,18 @@ while it writes, which a save in the background would mix with those of training
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+
+from tandem.roles import WriteFiles
+from tandem.train.sharding import Shard
+
+WEIGHTS, MOMENTS, COUNTS = "model", "optimizer", "optimizer.json"  # stems of files, and a file
 
 
 def file_name(stem: str, rank: int, ranks: int) -> str:
@@ -30,6 +36,39 @@ def held(tensors: Iterable[tuple[str, Tensor]], *, rank: int, ranks: int, copy: 
         there = tensor.detach().to("cpu")
         kept[name] = (there.clone() if copy and there.data_ptr() == tensor.data_ptr() else there).contiguous()
     return kept
+
+
+def keep(
+    tensors: Iterable[tuple[str, Tensor]],
+    stem: str,
+    shard: Shard,
+    *,
+    copy: bool,
+    texts: Mapping[str, str] | None = None,
+) -> WriteFiles:
+    """Hold this rank's turns of the whole tensors. What is returned writes them, and on rank 0 the texts by file name.
+
+    All ranks call it alike: putting a tensor together takes all of them.
+    """
+    kept = held(tensors, rank=shard.rank, ranks=shard.ranks, copy=copy)
+
+    def write(directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(kept, directory / file_name(stem, shard.rank, shard.ranks))
+        for name, text in (texts or {}).items() if shard.rank == 0 else ():
+            (directory / name).write_text(text)
+
+    return write
+
+
+def one_after_the_other(writes: Sequence[WriteFiles]) -> WriteFiles:
+    """All of them into one directory."""
+
+    def write(directory: Path) -> None:
+        for part in writes:
+            part(directory)
+
+    return write
 
 
 class SavedTensors:
@@ -59,3 +98,15 @@ class SavedTensors:
         """Each with an empty tensor of its shape."""
         for name, file in self._file_of.items():
             yield name, torch.empty(file.get_slice(name).get_shape(), device="meta")
+
+
+def first_mismatch(ours: Mapping[str, Tensor], theirs: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first tensor whose name or shape differs, in words; None when all fit."""
+    found = {name: tuple(tensor.shape) for name, tensor in theirs}
+    for name, tensor in ours.items():
+        if name not in found:
+            return f"{name} is missing there"
+        if found[name] != tuple(tensor.shape):
+            return f"{name} is {list(tensor.shape)} here and {list(found[name])} there"
+    extra = [name for name in found if name not in ours]
+    return f"{extra[0]} exists only there" if extra else None
