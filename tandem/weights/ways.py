@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import pickle
 import shutil
@@ -54,11 +55,22 @@ class Collective:
         if self._device.type == "cuda":  # NCCL's wait is the stream's: memory is free when it has been there
             torch.cuda.current_stream().synchronize()
 
+    def leave(self) -> None:
+        """End the group's threads, which is its destructor's work. Nothing can be sent after it."""
+        del self._group
+
 
 hosted: dict[Meeting, dist.Store] = {}  # those of this process, by their address
 # What this process has entered last: a new door shuts the one before.
 _collectives: dict[CollectiveDoor, Collective] = {}
 _handovers: dict[SharedDoor, Handover] = {}
+
+
+@atexit.register
+def _leave_collectives() -> None:
+    """A group's threads must have ended before the interpreter does: the process aborts else."""
+    while _collectives:
+        _collectives.popitem()[1].leave()
 
 
 def host_store(host: str, timeout_s: float) -> tuple[str, int]:
@@ -93,7 +105,7 @@ class CollectiveDoor:
         """Join, at first; then the same group again."""
         if self in _collectives:
             return _collectives[self]
-        _collectives.clear()
+        _leave_collectives()
         store = hosted.get(self.meeting)
         if store is None:
             store = meet(self.meeting, self.count, self.timeout_s)
