@@ -20,8 +20,8 @@ import torch
 
 # Asked before anything is imported: what is imported without the shim cannot get it any more.
 INSTALLED = importlib.util.find_spec("megatron") is not None
-WANTED = "needs the extra megatron, on Python 3.12"
-TRIED = "0.19."
+WANTED = "needs the extra megatron"
+TRIED = ("0.16.", "0.19.")
 PACKAGE = "megatron.core"
 # What to exchange, and with what: the name of the module, the device's name, and the names of tensor types.
 EXCHANGES = (
@@ -124,5 +124,7 @@ def install() -> None:
         raise RuntimeError("megatron.core was imported before tests.megatron_shim.install()")
     version = importlib.metadata.version("megatron-core")
     if not version.startswith(TRIED):
-        raise RuntimeError(f"tests/megatron_shim.py was tried with megatron-core {TRIED}x, and this is {version}")
+        raise RuntimeError(
+            f"tests/megatron_shim.py was tried with megatron-core {'x and '.join(TRIED)}x, and this is {version}"
+        )
     sys.meta_path.insert(0, Finder)

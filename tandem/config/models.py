@@ -105,7 +105,7 @@ class TorchBackend(Section):
 
 
 class MegatronBackend(Section):
-    """Megatron-Core; needs the extra `megatron`, Python 3.12 and GPUs. Ranks that are left over take other samples.
+    """Megatron-Core; needs the extra `megatron` and GPUs. Ranks that are left over take other samples.
 
     `context_parallel_size` ranks share the tokens of a pack, `pipeline_model_parallel_size` ranks the layers. The first
     and the last stage may have other numbers of layers than the others: embedding and head weigh there.

@@ -86,8 +86,8 @@ def backend_of(config: TrainedModel) -> Callable[..., Backend]:
             from tandem.train.megatron.backend import build_megatron_backend  # an extra: not everywhere
     except ImportError as error:
         raise ValueError(
-            f"backend.name=megatron needs the extra megatron and Python 3.12 ({error}): install tandem-rl[megatron], "
-            "or set backend.name=torch"
+            f"backend.name=megatron needs the extra megatron ({error}): install tandem-rl[megatron], or set "
+            "backend.name=torch"
         ) from error
     return build_megatron_backend
 

@@ -11,7 +11,6 @@ from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    set_tensor_model_parallel_attributes,
 )
 from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
@@ -20,7 +19,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
@@ -33,6 +32,7 @@ from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.logprobs import VocabularyPart
 from tandem.train.megatron.attention import Packed, PackedAttention
 from tandem.train.megatron.grid import Grid
+from tandem.train.megatron.versions import mlp_of
 
 
 class RmsNorm(nn.Module):
@@ -72,7 +72,7 @@ def local_layer(config: TransformerConfig, windows: tuple[int | None, ...]) -> M
             self_attention=ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RmsNorm,
-            mlp=partial(MLP.as_mlp_submodule, submodules=mlp),
+            mlp=mlp_of(mlp),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -123,7 +123,6 @@ class Stage(MegatronModule):
             output.weight = self.embedding.weight
         else:
             output.weight = nn.Parameter(torch.empty(rows, self.config.hidden_size, dtype=self.config.params_dtype))
-            set_tensor_model_parallel_attributes(output.weight, is_parallel=True, dim=0, stride=1)
         part = VocabularyPart(group.rank() * rows, group) if group.size() > 1 else None
         return head.on(output, part)
 

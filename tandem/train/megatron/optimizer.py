@@ -7,7 +7,7 @@ it would take another one where TransformerEngine is installed, and leaves weigh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,8 +22,9 @@ from tandem.roles import WriteFiles
 from tandem.train.backend import StepReport
 from tandem.train.files import COUNTS, MOMENTS, SavedTensors, keep
 from tandem.train.megatron.grid import Grid
-from tandem.train.megatron.model import Stage
+from tandem.train.megatron.model import Stage, set_on
 from tandem.train.megatron.names import Row
+from tandem.train.megatron.versions import wrapped
 from tandem.train.megatron.weights import Read, fill, whole_tensors
 from tandem.train.offload import HostMemory
 from tandem.train.optim import StepRule
@@ -36,11 +37,7 @@ def data_parallel(stage: Stage, grid: Grid) -> DistributedDataParallel:
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=grid.sizes.grad_reduce_in_fp32, use_distributed_optimizer=True
     )
-    groups = grid.groups
-    layout = DistributedOptimizer.compute_full_param_layout(
-        list(stage.parameters()), None, groups.dp_cp.size(), settings, expert_data_parallel_world_size=1
-    )
-    return DistributedDataParallel(stage.config, settings, stage, pg_collection=groups, full_param_layout=layout)
+    return wrapped(stage, settings, grid.groups)
 
 
 class Optimizer:
@@ -55,6 +52,7 @@ class Optimizer:
         self._rows = rows
         self._rule = StepRule(config, total_steps)
         self._device = next(iter(self.parameters.values())).device
+        mark_parts(self.parameters, rows, grid.stage)
         knobs = config.optimizer
         decaying = [p for p in self.parameters.values() if p.dim() > 1]
         plain = [p for p in self.parameters.values() if p.dim() <= 1]
@@ -217,6 +215,17 @@ class Optimizer:
                 lambda name, region, key=key: saved.read(f"{name}/{key}", region),
                 lambda p, key=key: self._adamw.state[self.master(p)][key],
             )
+
+
+def mark_parts(parameters: Mapping[str, nn.Parameter], rows: Sequence[Row], stage: int) -> None:
+    """Say which parameters tensor ranks share: a gradient's norm counts a part on every rank, and a copy on one.
+
+    Megatron-Core 0.16 marks only those that it initialises itself.
+    """
+    for row in rows:
+        for home, ours in row.homes:
+            if home == stage:
+                set_on(parameters[ours], tensor_model_parallel=row.cut is not None)
 
 
 def masters_of(sharded: DistributedOptimizer) -> dict[nn.Parameter, Tensor]:
