@@ -26,6 +26,11 @@ NOT_YET = {
     "moe_router_replay": "models with experts (MoE)",
     "fp8": "FP8",
     "fp8_recipe": "FP8",
+    "transformer_impl": "a choice of layers (Megatron-Core's own, without TransformerEngine)",
+}
+# Names of other systems for what is said by another key here.
+OTHERWISE = {
+    "offload_optimizer_for_logprob": ("offload", "optimizer, which keeps the moments away while the model infers"),
 }
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -62,6 +67,9 @@ def unknown_key(key: Sequence[str], values: Mapping[str, Plain], place: Place) -
     *parents, last = key
     if last in NOT_YET:
         return f"{place(key)}: {NOT_YET[last]} is not supported yet; take the key out"
+    if last in OTHERWISE:
+        name, value = OTHERWISE[last]
+        return f"{place(key)}: unknown key; write {'.'.join([*parents, name])}={value}"
     section = section_at(parents, values)
     assert section is not None
     same = list(dict.fromkeys(known for known in all_keys() if known.split(".")[-1] == last.split(".")[-1]))

@@ -35,6 +35,16 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
             "policy.backend.expert_model_parallel_size (command line): expert parallel is not supported yet; "
             "take the key out",
         ),
+        (
+            "policy.backend={name: megatron, transformer_impl: transformer_engine}",
+            "policy.backend.transformer_impl (command line): a choice of layers (Megatron-Core's own, without "
+            "TransformerEngine) is not supported yet; take the key out",
+        ),
+        (
+            "policy.offload_optimizer_for_logprob=true",
+            "policy.offload_optimizer_for_logprob (command line): unknown key; write policy.offload=optimizer, which "
+            "keeps the moments away while the model infers",
+        ),
         ("ppo_epochs=2", "ppo_epochs (command line): unknown key; did you mean ppo.ppo_epochs?"),
         ("ppo.lr=1", "ppo.lr (command line): unknown key; did you mean policy.optimizer.lr or value.optimizer.lr?"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import torch.distributed as dist
@@ -13,8 +14,10 @@ import tandem.launch.trainers
 import tests.train.megatron_here  # noqa: F401  the shim comes before Megatron-Core
 from tandem.config import Config
 from tandem.launch.local import LocalMachinery
+from tandem.launch.trainers import names_of
+from tandem.launch.turns import TakesTurns, Turns
 from tandem.plane.memory import MemoryPlane
-from tandem.roles import DataPlane
+from tandem.roles import DataPlane, Trainer, WriteFiles
 from tests.e2e.runs import Ran, run
 
 
@@ -42,8 +45,33 @@ class EchoedPlane(MemoryPlane):
         return await super().get(keys, names)
 
 
+class WritesTogether(TakesTurns):
+    """Ranks write their parts of a snapshot into the directory of rank 0, which waits for them."""
+
+    def __init__(self, trainer: Trainer, turns: Turns, store: dist.Store, name: str) -> None:
+        super().__init__(trainer, turns)
+        self._store = store
+        self._name = name
+        self._numbers = count()
+
+    async def snapshot(self, *, copy: bool) -> WriteFiles:
+        write = await super().snapshot(copy=copy)
+        key = f"{self._name}/snapshot-{next(self._numbers)}"
+
+        def write_together(directory: Path) -> None:
+            if dist.get_rank() > 0:
+                write(Path(self._store.get(f"{key}/directory").decode()))
+                self._store.set(f"{key}/written-{dist.get_rank()}", "")
+                return
+            write(directory)
+            self._store.set(f"{key}/directory", str(directory))
+            self._store.wait([f"{key}/written-{rank}" for rank in range(1, dist.get_world_size())])
+
+        return write_together
+
+
 class RankMachinery(LocalMachinery):
-    """Local, on an echoed plane."""
+    """Local, on an echoed plane, with one checkpoint: that of rank 0."""
 
     def __init__(self, config: Config, store: dist.Store) -> None:
         super().__init__(config)
@@ -53,9 +81,15 @@ class RankMachinery(LocalMachinery):
         self._plane = EchoedPlane(self._store)
         return self._plane
 
+    async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
+        return {
+            name: WritesTogether(await self.start_trainer(name, plane), self._turns, self._store, name)
+            for name in names_of(self._config)
+        }
 
-def run_on_rank(config: Config, folder: Path) -> Ran:
-    """One rank's part in a run."""
+
+def run_on_rank(config: Config, folder: Path, resume: bool = False) -> Ran:
+    """One rank's part in a run. To `resume`, each rank has the checkpoint in its own directory."""
     tandem.launch.trainers.check_device = lambda name, config: None
     store = dist.FileStore(str(folder / "rows"), dist.get_world_size())
-    return run(config, folder / f"run-{dist.get_rank()}", machinery=RankMachinery(config, store))
+    return run(config, folder / f"run-{dist.get_rank()}", resume=resume, machinery=RankMachinery(config, store))

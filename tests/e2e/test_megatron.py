@@ -65,16 +65,6 @@ def test_it_learns_within_the_published_band(tmp_path: Path):
     assert after >= ACCURACY
 
 
-@pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("first", [(), MEGATRON], ids=["torch-then-megatron", "megatron-then-torch"])
-def test_a_checkpoint_of_one_backend_goes_on_in_the_other(tmp_path: Path, first: tuple[str, ...]):
-    second = MEGATRON if not first else ()
-    run(short_config("ppo.max_num_steps=2", "seed=7", *first), tmp_path / "two")
-    continued = run(short_config("seed=7", *second), tmp_path / "two", resume=True)
-    whole = run(short_config("seed=7"), tmp_path / "one")
-    assert_near(continued.records, whole.records[-len(continued.records) :])
-
-
 def test_without_a_gpu_it_is_refused_in_a_sentence(tmp_path: Path):
     with pytest.raises(ValueError, match=r"value\.backend\.name=megatron computes on GPUs only, .*cluster\.device=cpu"):
         run(short_config("cluster.device=cpu", *MEGATRON), tmp_path)

@@ -13,6 +13,7 @@ import torch
 
 from tests.megatron_shim import INSTALLED, WANTED
 from tests.train.ranks import on_ranks
+from tests.train.small_models import packs_of, rows
 from tests.train.test_torch_ranks import assert_equal, contents, distance, pass_on
 from tests.train.updates import MODELS, Case, Seen, backend_of, join, update
 
@@ -45,7 +46,11 @@ ON_TWO = {
         for kind in ("actor", "critic")
         for model in ("llama", "qwen2")
     },
-    **{f"{name}-unpacked": case(layout, budget=1) for name, layout in LAYOUTS.items()},
+    **{
+        f"{name}-{kind}-unpacked": case(layout, kind, budget=1)
+        for name, layout in LAYOUTS.items()
+        for kind in ("actor", "critic")
+    },
     "sequence-bins": case(SEQUENCE, "bins"),
     "context-bins": case(CONTEXT, "bins"),
     "tensor-qwen3": case(TENSOR, model="qwen3"),
@@ -139,3 +144,30 @@ def test_a_bfloat16_gradient_is_added_up_in_float32_unless_asked(fp32: bool, tmp
     assert distance(found.rows, wanted.rows) < 0.03
     assert distance(found.rows_after, wanted.rows_after) < 0.03
     assert found.metrics["actor/grad_norm"].value == pytest.approx(wanted.metrics["actor/grad_norm"].value, rel=0.05)
+
+
+def moments_there(offload: str) -> list[bool]:
+    """Whether moments and float32 weights have bytes: after a step, while it infers, after the next step."""
+    backend = backend_of(Case(megatron=ONE, changes=(("precision", "bfloat16"), ("offload", offload))))
+    packs = packs_of([12, 31], rows([12, 31]), 64)
+    found = []
+
+    def look() -> None:
+        states = backend.optimizer._adamw.state.items()
+        tensors = [tensor for master, state in states for tensor in (master, *state.values())]
+        found.append(all(tensor.untyped_storage().nbytes() for tensor in tensors))
+
+    for _ in range(2):
+        backend.forward_backward(packs, lambda output, pack: (output.column_P.sum(), {}))
+        backend.optim_step(50.0)
+        look()
+        if len(found) == 1:
+            list(backend.infer(packs))
+            look()
+    return found
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
+def test_moments_and_float32_weights_stay_away_while_a_model_infers(offload: str, tmp_path: Path):
+    (found,) = on_ranks(1, moments_there, offload, folder=tmp_path)
+    assert found == [True, offload == "none", True]

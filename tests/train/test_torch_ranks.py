@@ -70,9 +70,10 @@ def alone(case: Case) -> Case:
 
 
 def distance(found: dict, wanted: dict) -> float:
-    """The largest |a - b| / |b| of the tensors of two tables, which must have the same names."""
+    """The largest |a - b| / |b| of the tensors of two tables, which must have the same names. NaN is far."""
     assert found.keys() == wanted.keys()
-    return max(float((found[name] - b).norm() / b.norm().clamp(min=1e-12)) for name, b in wanted.items())
+    distances = [float((found[name] - b).norm() / b.norm().clamp(min=1e-12)) for name, b in wanted.items()]
+    return max(distance if distance == distance else float("inf") for distance in distances)
 
 
 def assert_equal(found: Seen, wanted: Seen) -> None:

@@ -54,5 +54,5 @@ def transformer_config(c: PreTrainedConfig, config: TrainedModel, sizes: Megatro
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
-        cuda_graph_scope=None,  # the default of 0.16 warns of itself
+        cuda_graph_scope=[],  # none: the default warns of itself
     )
