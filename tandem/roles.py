@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from tandem.types import Batch, Generation, Group, Metrics, Prompt, Sample, Sampling, Score
 
@@ -22,6 +22,8 @@ Write = Callable[[Sequence[int]], Awaitable[Generation]]
 NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
 # Writes a snapshot into a directory, which it makes. Runs in any thread, at any later time.
 WriteFiles = Callable[[Path], None]
+# What becomes of the requests that an engine has begun when it pauses, see Engine.pause().
+Pause = Literal["drain", "stand", "reissue", "rewrite"]
 # Tensor name -> digest of its bytes.
 Fingerprint = Mapping[str, str]
 
@@ -80,10 +82,17 @@ class Engine(Protocol):
 
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation: ...
 
-    async def pause(self, *, drain: bool = True) -> None:
-        """New requests wait until resume(). Returns when none is being written.
+    async def pause(self, kind: Pause = "drain") -> Metrics:
+        """New requests wait until resume(). What becomes of those begun, until this returns:
 
-        Without `drain`: when writing stands still between two tokens. The requests begun keep their places and caches.
+        - `drain`: they end.
+        - `stand`: they stand still between two tokens, and keep their places and caches.
+        - `reissue`: they are aborted and wait again, before all others; resume() issues them with their text as prompt.
+          No token is lost and none counts twice: not against max_new_tokens, nor in the random numbers of the seed.
+        - `rewrite`: they are aborted, and issued again as they came. What they had written is thrown away.
+
+        After all but `stand` no request is begun. The metrics, of the last two: `weights/reissued_requests`, and the
+        tokens that these had: `weights/kept_tokens` or `weights/discarded_tokens`.
         """
         ...
 

@@ -103,12 +103,32 @@ class AsyncRl(Section):
     """How generation and training overlap."""
 
     sampler: Sampler = InOrder()
-    weight_update: Literal["drain", "in_flight"] = "drain"  # in_flight: running generations go on with the new weights
-    recompute_kv_cache_after_weight_updates: bool = True
+    # What becomes of responses being written. in_flight: they go on with the new weights, from where they stand.
+    weight_update: Literal["drain", "in_flight", "abort_and_reissue"] = "drain"
+    recompute_kv_cache_after_weight_updates: bool = True  # in_flight
+    discard_partial_rollouts: bool = (
+        False  # abort_and_reissue: issued from the prompt again, not with the tokens so far
+    )
     min_groups_for_streaming_train: Count | None = None  # None: a step begins when it is whole
     min_step_batch_fraction: Fraction = 0.0  # the last step, at the end of the data, needs this much of a whole one
     stall_timeout_s: Positive = 1800.0  # no group finished and no step trained for so long: the run is stuck
     on_stall: Literal["end", "warn"] = "end"
+
+    @property
+    def pause(self) -> Literal["drain", "stand", "reissue", "rewrite"]:
+        """How engines pause for new weights, in the words of their role."""
+        match self.weight_update:
+            case "drain":
+                return "drain"
+            case "in_flight":
+                return "stand"
+            case "abort_and_reissue":
+                return "rewrite" if self.discard_partial_rollouts else "reissue"
+
+    @property
+    def mixes_versions(self) -> bool:
+        """Whether one response may have tokens of several versions."""
+        return self.pause in ("stand", "reissue")
 
 
 class Failures(Section):

@@ -105,6 +105,12 @@ TABLE = (
         "set async_rl.weight_update=in_flight",
     ),
     Needs(
+        ("async_rl.discard_partial_rollouts",),
+        "async_rl.weight_update",
+        lambda update: update == "abort_and_reissue",
+        "set async_rl.weight_update=abort_and_reissue",
+    ),
+    Needs(
         (f"{ESTIMATOR}.gae_lambda_policy",),
         f"{ESTIMATOR}.length_adaptive_alpha",
         _off,

@@ -194,8 +194,10 @@ def lead(loaded: Loaded) -> Iterator[str]:
         bound = staleness_bound(loaded)
         way_out = add if sampler.name == "custom" else f"{add}, or set {bound}=0"
         yield f"{loaded.at(bound)} trains on samples of older versions, but {loaded.at(correction)}: {way_out}"
-    if loaded.config.async_rl.weight_update == "in_flight":
-        yield f"{loaded.at(update)} lets several versions write one sample, but {loaded.at(correction)}: {add}"
+    if loaded.config.async_rl.mixes_versions:
+        aborts = loaded.config.async_rl.weight_update == "abort_and_reissue"
+        way_out = f"{add}, or set async_rl.discard_partial_rollouts=true" if aborts else add
+        yield f"{loaded.at(update)} lets several versions write one sample, but {loaded.at(correction)}: {way_out}"
 
 
 def warm_up_lead(loaded: Loaded) -> Iterator[str]:

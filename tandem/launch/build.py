@@ -173,7 +173,7 @@ async def build_controller(
         sync=Publisher(
             house.machinery.carrier(),
             [house.engine],
-            drain=config.async_rl.weight_update == "drain",
+            pause=config.async_rl.pause,
             recompute_kv=config.async_rl.recompute_kv_cache_after_weight_updates,
         ),
         gpus=house.machinery.gpus(),

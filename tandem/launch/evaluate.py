@@ -58,7 +58,7 @@ async def evaluate(config: Config, checkpoint: Path | None, answers: Path) -> Me
         if checkpoint is not None:
             actor = await machinery.start_trainer("actor", house.plane)
             await actor.load_weights(checkpoint / "actor")
-            await Publisher(machinery.carrier(), [house.engine], drain=True, recompute_kv=False).publish(0)
+            await Publisher(machinery.carrier(), [house.engine], pause="drain", recompute_kv=False).publish(0)
         evaluator = build_evaluator(config, house, answers)
         assert evaluator is not None, "checked above"
         step = int(checkpoint.name.removeprefix("step_")) if checkpoint else 0

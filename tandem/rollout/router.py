@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from tandem.fingerprint import first_difference
-from tandem.roles import Engine, Fingerprint, NamedTensors
+from tandem.roles import Engine, Fingerprint, NamedTensors, Pause
 from tandem.types import EngineDied, Generation, Metrics, RolloutFailed, Sampling, merge
 
 log = logging.getLogger(__name__)
@@ -91,10 +91,13 @@ class Router:
             f"{self._max_reissues + 1} engines died under this request; the last: {self._last_death}", "infrastructure"
         )
 
-    async def pause(self, *, drain: bool = True) -> None:
-        """Engines that have been restarted meanwhile are paused too, so that they take the weights that follow."""
+    async def pause(self, kind: Pause = "drain") -> Metrics:
+        """Engines that have been restarted meanwhile are paused too, so that they take the weights that follow.
+
+        Aborted requests are issued again where they were: the samples of a group still share a prefix there.
+        """
         self._seat_restarted()
-        await self._all(lambda engine: engine.pause(drain=drain), fresh=True)
+        return merge(*(metrics for _, metrics in await self._all(lambda engine: engine.pause(kind), fresh=True)))
 
     async def resume(self, *, recompute_kv: bool = False) -> None:
         await self._all(lambda engine: engine.resume(recompute_kv=recompute_kv))

@@ -25,6 +25,10 @@ class Row:
         """All tokens since the last signature were drawn by this version."""
         self.versions += [version] * (len(self.tokens) - len(self.versions))
 
+    def clear(self) -> None:
+        """Forget what was written."""
+        self.tokens, self.logprobs, self.versions = [], [], []
+
     def cached_text(self) -> list[int]:
         """All but the last token, which the next step reads."""
         return [*self.prompt, *self.tokens][:-1]
@@ -57,7 +61,7 @@ class Decoder(Protocol):
         ...
 
     def admit(self, rows: Sequence[Row]) -> None:
-        """Begin these rows."""
+        """Begin these rows. One that was removed may come again: it goes on behind the tokens that it has."""
         ...
 
     def remove(self, row: Row) -> None:

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
-from tandem.roles import Fingerprint, NamedTensors
+from tandem.roles import Fingerprint, NamedTensors, Pause
 from tandem.rollout.rows import Decoder, Row, check_request
-from tandem.types import EngineDied, Generation, Metrics, RolloutFailed, Sampling
+from tandem.types import EngineDied, Generation, Metrics, RolloutFailed, Sampling, Sum
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,8 +37,9 @@ class Call(Generic[T]):
 class ThreadedEngine:
     """Plays the Engine role with a decoder, which it owns: nobody else may use it until close().
 
-    After a pause with drain one version writes all of a generation; else tokens before and after an update follow the
-    weights of their time, and resume() says what becomes of the cache.
+    After a pause that drains or throws away, one version writes all of a generation; else tokens before and after an
+    update follow the weights of their time. Of requests that stood, resume() says what becomes of the cache; those
+    that were aborted bring their text as a prompt.
     """
 
     def __init__(self, decoder: Decoder, *, name: str) -> None:
@@ -70,7 +72,7 @@ class ThreadedEngine:
 
     @property
     def tokens_written(self) -> int:
-        """Since construction, those of cancelled requests included."""
+        """Since construction, those of cancelled requests and those thrown away included."""
         return self._tokens_written
 
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
@@ -81,14 +83,35 @@ class ThreadedEngine:
             self._waiting.append((Row(tuple(tokens), sampling), future))
         return await future
 
-    async def pause(self, *, drain: bool = True) -> None:
-        """Starts no more requests. Returns when the running ones have ended, or stand still; the thread wakes it.
+    async def pause(self, kind: Pause = "drain") -> Metrics:
+        """Starts no more requests. Returns when the running ones have ended, stand still or wait; the thread wakes it.
 
-        The latest call says which of the two. A cancelled request that stands leaves with the next step.
+        The latest call says which. A cancelled request that stands leaves with the next step.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enter("drain" if drain else "stand", future)
+        self._enter("drain" if kind == "drain" else "stand", future)
         await future
+        if kind in ("drain", "stand"):
+            return {}
+        return await self._call(partial(self._put_back, keep=kind == "reissue"))
+
+    def _put_back(self, *, keep: bool) -> Metrics:
+        """Requests that stand wait again, before all others: with what they wrote, or without."""
+        if self._pause != "stand":
+            raise RuntimeError("another pause() or resume() came before the pause was complete")
+        rows = list(self._running.items())
+        tokens = sum(len(row.tokens) for row, _ in rows)
+        for row, _ in rows:
+            self._decoder.remove(row)
+            if keep:
+                row.sign(self._version)
+            else:
+                row.clear()
+        with self._changed:
+            self._running.clear()
+            self._waiting.extendleft(reversed(rows))
+        kept = "weights/kept_tokens" if keep else "weights/discarded_tokens"
+        return {"weights/reissued_requests": Sum(len(rows)), kept: Sum(tokens)}
 
     async def resume(self, *, recompute_kv: bool = False) -> None:
         """Starts waiting requests again. A pause() that still waits fails: it would never be true.
@@ -165,7 +188,7 @@ class ThreadedEngine:
                 left, self._pausing = self._pausing, []
             self._pause = pause
             self._pausing += waiter
-        name = "resume()" if pause is None else f"pause(drain={pause == 'drain'})"
+        name = "resume()" if pause is None else "another kind of pause()"
         for future in left:
             settle(future, RuntimeError(f"{name} came before the pause was complete"))
 

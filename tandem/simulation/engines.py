@@ -1,4 +1,4 @@
-"""Engines as time: slots that each write at one speed, queues before them, weight updates that drain or freeze them."""
+"""Engines as time: slots that each write at one speed, queues before them, pauses in which responses end or freeze."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandem.control.watchdog import now
 from tandem.metrics.timing import Timeline
+from tandem.roles import Pause
 from tandem.types import RolloutFailed
 
 
@@ -40,6 +41,9 @@ class SimulatedEngines:
         self._none_writes = asyncio.Event()  # set by the last response that ends
         self._frozen_since: float | None = None
         self._frozen_s = 0.0  # in freezes that are over
+        self._discards = False  # what is written now is thrown away by resume()
+        self._kept_since_s = 0.0  # of the clock that _worked_s() reads: what was written before is thrown away
+        self._oldest_kept = 0  # the version that wrote first since then
 
     async def write(self, tokens: int) -> Written:
         """A response of this length. Waits for a slot, and for resume(). RolloutFailed when its engine crashes."""
@@ -62,19 +66,23 @@ class SimulatedEngines:
             with self._slot_busy(engine):
                 oldest = self.version
                 await self._work(tokens / self._tokens_per_s)
-                return Written(oldest, self.version)
+                return Written(max(oldest, self._oldest_kept), self.version)
 
     def crash(self, engine: int) -> None:
         """Every request of this engine fails now. Another process takes its place at once."""
         for request in self._requests[engine]:
             request.reschedule(now())
 
-    async def pause(self, *, drain: bool) -> None:
-        """Nothing begins. `drain` waits until nothing is written; without it, writing stands still."""
+    async def pause(self, kind: Pause) -> None:
+        """Nothing begins. `drain` waits until nothing is written; else writing stands still, `rewrite` starts it over.
+
+        Aborted requests have their slots again before others do: here they keep them. Reading a text takes no time.
+        """
         self._open.clear()
-        if not drain:
+        self._discards = kind == "rewrite"
+        if kind != "drain":
             self._frozen_since = now()
-        while drain and self._writing:
+        while kind == "drain" and self._writing:
             self._none_writes.clear()
             await self._none_writes.wait()
 
@@ -84,6 +92,8 @@ class SimulatedEngines:
         if self._frozen_since is not None:
             self._frozen_s += now() - self._frozen_since
             self._frozen_since = None
+        if self._discards:
+            self._kept_since_s, self._oldest_kept = self._worked_s(), version
         self._open.set()
 
     def _worked_s(self) -> float:
@@ -91,8 +101,8 @@ class SimulatedEngines:
         return (now() if self._frozen_since is None else self._frozen_since) - self._frozen_s
 
     async def _work(self, seconds: float) -> None:
-        end = self._worked_s() + seconds
-        while (left := end - self._worked_s()) > 1e-6:
+        began = self._worked_s()
+        while (left := max(began, self._kept_since_s) + seconds - self._worked_s()) > 1e-6:
             if self._frozen_since is not None:
                 await self._open.wait()
             else:

@@ -100,7 +100,7 @@ async def session(plan: Plan, machines: Machines, work: Work, path: Path | None)
         roll_out=SimulatedRollOut(rollout_times(machines, work), engines=engines, plane=plane),
         buffer=Buffer(build_sampler(plan.async_rl.sampler)),
         plane=plane,
-        sync=SimulatedSync(engines, seconds=machines.publish_s, drain=plan.async_rl.weight_update == "drain"),
+        sync=SimulatedSync(engines, seconds=machines.publish_s, pause=plan.async_rl.pause),
         gpus=OwnDevices(),
         evaluate=None,
         save=None,

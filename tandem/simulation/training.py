@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tandem.control.watchdog import now
-from tandem.roles import DataPlane
+from tandem.roles import DataPlane, Pause
 from tandem.simulation.engines import SimulatedEngines
 from tandem.types import Batch, Max, Metrics
 
@@ -62,14 +62,14 @@ class SimulatedAlgorithm:
 class SimulatedSync:
     """Pauses the engines, takes `seconds`, resumes them with the new version."""
 
-    def __init__(self, engines: SimulatedEngines, *, seconds: float, drain: bool) -> None:
+    def __init__(self, engines: SimulatedEngines, *, seconds: float, pause: Pause) -> None:
         self._engines = engines
         self._seconds = seconds
-        self._drain = drain
+        self._pause: Pause = pause
 
     async def publish(self, version: int) -> Metrics:
         began = now()
-        await self._engines.pause(drain=self._drain)
+        await self._engines.pause(self._pause)
         await asyncio.sleep(self._seconds)
         self._engines.resume(version)
         return {"weights/pause_s": Max(now() - began)}

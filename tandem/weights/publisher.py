@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from tandem.fingerprint import first_difference
-from tandem.roles import Carrier, Engine
-from tandem.types import Max, Metrics, Sum
+from tandem.roles import Carrier, Engine, Pause
+from tandem.types import Max, Metrics, Sum, merge
 
 log = logging.getLogger(__name__)
 
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Publishes the actor's weights to every engine, by whichever way its carrier goes."""
 
-    def __init__(self, carrier: Carrier, engines: Sequence[Engine], *, drain: bool, recompute_kv: bool) -> None:
-        """`drain` lets running requests end first; else they go on, on a cache that `recompute_kv` makes new."""
+    def __init__(self, carrier: Carrier, engines: Sequence[Engine], *, pause: Pause, recompute_kv: bool) -> None:
+        """`pause`: what becomes of running requests; those that stand go on, on a cache that `recompute_kv` renews."""
         self._carrier = carrier
         self._engines = engines
-        self._drain = drain
+        self._pause: Pause = pause
         self._recompute_kv = recompute_kv
 
     async def publish(self, version: int) -> Metrics:
@@ -33,7 +33,7 @@ class Publisher:
         await self._carrier.prepare()  # before the pause: it takes no part of it
         began_s = perf_counter()
         try:
-            await asyncio.gather(*(engine.pause(drain=self._drain) for engine in self._engines))
+            aborted = await asyncio.gather(*(engine.pause(self._pause) for engine in self._engines))
             delivery = await self._carrier.deliver(version)
             for number, engine in enumerate(self._engines):
                 different = first_difference(delivery.fingerprint, await engine.fingerprint())
@@ -45,7 +45,5 @@ class Publisher:
         except BaseException:
             log.error("publishing version %d failed: the engines stay paused, for their weights are unproven", version)
             raise
-        return {
-            "weights/bytes": Sum(delivery.bytes),
-            "weights/pause_s": Max(perf_counter() - began_s),
-        }
+        pause_s = Max(perf_counter() - began_s)
+        return merge(*aborted, {"weights/bytes": Sum(delivery.bytes), "weights/pause_s": pause_s})

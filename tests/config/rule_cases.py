@@ -169,6 +169,13 @@ CASES = [
         f"weight_update = in_flight|several versions|{CORRECTION} = null",
     ),
     (
+        "lead",
+        PPO,
+        "async_rl.weight_update=abort_and_reissue",
+        "async_rl.discard_partial_rollouts=true",
+        f"weight_update = abort_and_reissue|several versions|{CORRECTION} = null|discard_partial_rollouts=true",
+    ),
+    (
         "overlap",
         PPO,
         f"{SAMPLER}={{name:windowed,buffer_capacity_groups:2}} {CORRECTION}={TIS}",

@@ -57,6 +57,12 @@ CASES = [
         "async_rl.weight_update = drain",
     ),
     (
+        "async_rl.discard_partial_rollouts=true",
+        [],
+        ["async_rl.weight_update=abort_and_reissue"],
+        "async_rl.weight_update = drain",
+    ),
+    (
         "policy.generation.engine.gpu_memory_utilization=0.7",
         ["policy.generation.engine={name: vllm, kv_cache_memory_bytes: 1000000}"],
         ["policy.generation.engine.kv_cache_memory_bytes=null"],

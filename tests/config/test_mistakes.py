@@ -55,8 +55,8 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
         (
             "async_rl.quux=1",
             "async_rl.quux (command line): unknown key; async_rl knows sampler, weight_update, "
-            "recompute_kv_cache_after_weight_updates, min_groups_for_streaming_train, min_step_batch_fraction, "
-            "stall_timeout_s, on_stall",
+            "recompute_kv_cache_after_weight_updates, discard_partial_rollouts, min_groups_for_streaming_train, "
+            "min_step_batch_fraction, stall_timeout_s, on_stall",
         ),
         ("seed=-1", "seed (command line): got -1, wanted a whole number >= 0"),
         ("seed=true", "seed (command line): got true, wanted a whole number >= 0"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 from transformers import PreTrainedModel
 
-from tandem.roles import Engine
+from tandem.roles import Engine, Pause
 from tandem.rollout.router import Router
 from tandem.rollout.transformers import transformers_engine
 from tandem.types import Generation, Sampling
@@ -114,13 +114,15 @@ async def write_all(engine: Engine, prompts: Sequence[Sequence[int]], sampling: 
     return await asyncio.gather(*requests)
 
 
-async def pause_midway(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Task]:
-    """Requests as of write_all() that stand still after some tokens. Give them many, so that none ends before."""
+async def pause_midway(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling, kind: Pause = "stand"
+) -> list[Task]:
+    """Requests as of write_all() that are paused after some tokens. Give them many, so that none ends before."""
     requests = [engine.generate(prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)]
     tasks = [asyncio.create_task(request) for request in requests]
     await asyncio.sleep(0)
     for _ in range(2):
         await engine.fingerprint()  # a round trip: the first has started them, the second saw a token
-    await engine.pause(drain=False)
+    await engine.pause(kind)
     assert not any(task.done() for task in tasks)
     return tasks

@@ -155,7 +155,7 @@ def test_a_pause_without_an_update_changes_no_bit(kind: Kind):
         tasks = await pause_midway(engine, PROMPTS, LONG)
         for _ in range(3):
             await engine.fingerprint()
-            await engine.pause(drain=False)  # again: no harm
+            await engine.pause("stand")  # again: no harm
         assert not any(task.done() for task in tasks)
         await engine.resume()
         assert kind.all_same(await asyncio.gather(*tasks), wanted)
@@ -221,7 +221,7 @@ def test_a_generation_may_span_many_versions(kind: Kind):
             await load(engine, version, tiny_model(seed=version), recompute_kv=version == 2)
             await engine.fingerprint()
             await engine.fingerprint()
-            await engine.pause(drain=False)
+            await engine.pause("stand")
         await engine.resume()
         for written in await asyncio.gather(*tasks):
             assert list(written.versions) == sorted(written.versions)

@@ -16,7 +16,8 @@ import pytest
 from tandem.cli import leaves
 from tandem.config import Config
 from tandem.launch.machinery import Machinery
-from tandem.roles import Engine
+from tandem.roles import Engine, Pause
+from tandem.types import Metrics
 from tests.e2e.runs import Ran, assert_near, run, short_config
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.usefixtures("ray_here")]
@@ -120,10 +121,11 @@ class DeathAtTheDoor(Killer):
             router = await start(pad_token_id)
             pause = router.pause
 
-            async def pause_and_kill(*, drain: bool = True) -> None:
-                await pause(drain=drain)
+            async def pause_and_kill(kind: Pause = "drain") -> Metrics:
+                metrics = await pause(kind)
                 if next(pauses) == 2:
                     await asyncio.to_thread(self.kill)
+                return metrics
 
             router.pause = pause_and_kill
             return router

@@ -1,4 +1,4 @@
-"""The quickstart learns with the real vLLM on a CPU: synchronously and ahead, weights after a drain and in flight."""
+"""The quickstart learns with the real vLLM on a CPU: synchronously and ahead, in all ways that weights are updated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.test_ray import UNDER_RAY, Killer
 SHORT = ("ppo.max_num_steps=14", "ppo.val_period=14", "ppo.max_val_samples=128", "checkpointing.enabled=false")
 
 
-@pytest.mark.parametrize("update", ["drain", "in_flight"])
+@pytest.mark.parametrize("update", ["drain", "in_flight", "abort_and_reissue"])
 @pytest.mark.parametrize("lead", [0, 1])
 def test_the_quickstart_learns_with_vllm_within_the_same_band(tmp_path: Path, lead: int, update: str):
     ahead = (f"async_rl.sampler.max_lookahead_versions={lead}", f"async_rl.weight_update={update}")

@@ -173,7 +173,7 @@ def test_an_update_reaches_the_engines_that_are_left():
 
     async def scene(router: Router):
         await write(router)
-        await router.pause(drain=False)
+        await router.pause("stand")
         await router.load_weights(3, iter(new.items()))
         assert await router.fingerprint() == fingerprint(new.items())
         await router.resume(recompute_kv=True)

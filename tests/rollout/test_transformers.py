@@ -18,6 +18,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from tandem.roles import Pause
 from tandem.rollout.decoding import DecodeBatch
 from tandem.rollout.rows import Row
 from tandem.rollout.threaded import ThreadedEngine
@@ -158,20 +159,20 @@ def test_resume_ends_a_pause_that_still_waits():
     play(scene, tiny_model())
 
 
-@pytest.mark.parametrize("then", [True, False])
-def test_a_pause_of_the_other_kind_ends_one_that_still_waits(then: bool):
+@pytest.mark.parametrize(("first_kind", "then"), [("stand", "drain"), ("drain", "stand"), ("drain", "reissue")])
+def test_a_pause_of_another_kind_ends_one_that_still_waits(first_kind: Pause, then: Pause):
     async def scene(engine: ThreadedEngine):
         running = asyncio.create_task(engine.generate([1], replace(SAMPLED, max_new_tokens=150)))
         await asyncio.sleep(0)
         await engine.fingerprint()
-        first = asyncio.create_task(engine.pause(drain=not then))
-        second = asyncio.create_task(engine.pause(drain=then))
+        first = asyncio.create_task(engine.pause(first_kind))
+        second = asyncio.create_task(engine.pause(then))
         await second
-        assert running.done() == then
-        if then:  # it may have stood for a moment
+        assert running.done() == (then == "drain")
+        if then == "drain":  # it may have stood for a moment
             await asyncio.gather(first, return_exceptions=True)
         else:
-            with pytest.raises(RuntimeError, match=r"pause\(drain=False\) came before"):
+            with pytest.raises(RuntimeError, match=r"another kind of pause\(\) came before"):
                 await first
         await engine.resume()
         assert len((await running).tokens) == 150
@@ -193,7 +194,7 @@ def test_an_error_while_recomputing_reaches_resume_and_the_engine_stays_paused()
         running = asyncio.create_task(engine.generate([1, 2, 3], replace(SAMPLED, max_new_tokens=100)))
         await asyncio.sleep(0)
         await engine.fingerprint()
-        await engine.pause(drain=False)
+        await engine.pause("stand")
         with pytest.raises(MemoryError, match="no memory left"):
             await engine.resume(recompute_kv=True)
         written = engine.tokens_written

@@ -94,7 +94,7 @@ def play(
         )
         here = engine()
         try:
-            publisher = Publisher(MemoryCarrier(actor, [here]), [here], drain=False, recompute_kv=True)
+            publisher = Publisher(MemoryCarrier(actor, [here]), [here], pause="stand", recompute_kv=True)
             await asyncio.wait_for(scene(here, publisher), timeout=120)
         finally:
             await asyncio.gather(actor.close(), here.close())

@@ -17,6 +17,11 @@ from tandem.simulation.run import Machines, Work
 SAMPLERS = ("in_order", "weight_fifo", "ready_first", "windowed", "custom")
 LONG_S, STALL_S = 1e5, 1e6  # a deadline that only a hanging rollout meets; a stall that no healthy run has
 FOR_EVER = 10**9
+UPDATES = (  # aborted and kept is in_flight here: reading a text takes no time
+    {"weight_update": "drain"},
+    {"weight_update": "in_flight"},
+    {"weight_update": "abort_and_reissue", "discard_partial_rollouts": True},
+)
 
 
 def latest_arrival_first(entries: Entries, version: int, want: int) -> Choice | None:
@@ -137,7 +142,7 @@ def draw_plan(draw: random.Random, sampler: str, groups: int, lead: int, steps: 
         policy_training_start_step=start,
         async_rl=AsyncRl(
             sampler=sampler_of(sampler, lead, warmup, groups + draw.randint(0, 12)),
-            weight_update=draw.choice(("drain", "in_flight")),
+            **draw.choice(UPDATES),
             min_groups_for_streaming_train=streams,
             min_step_batch_fraction=0.0 if streams else draw.choice((0.0, 0.5, 1.0)),
             stall_timeout_s=STALL_S,

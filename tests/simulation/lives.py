@@ -125,7 +125,7 @@ async def live(world: World, parts: type[Parts], scratch: Path) -> None:
         roll_out=WatchedRollOut(roll_out, world),
         buffer=parts.buffer(parts.sampler(plan.async_rl.sampler)),
         plane=plane,
-        sync=SimulatedSync(engines, seconds=case.machines.publish_s, drain=plan.async_rl.weight_update == "drain"),
+        sync=SimulatedSync(engines, seconds=case.machines.publish_s, pause=plan.async_rl.pause),
         gpus=OwnDevices(),
         evaluate=evaluation(case),
         save=Saving(world, plane, scratch).save,

@@ -36,7 +36,7 @@ def test_drain_lets_responses_end_and_holds_back_new_ones():
 
         async def publish() -> None:
             await asyncio.sleep(1)
-            await engines.pause(drain=True)
+            await engines.pause("drain")
             assert now() == pytest.approx(3)
             await asyncio.sleep(2)
             engines.resume(1)
@@ -61,7 +61,7 @@ def test_a_freeze_adds_its_own_time_and_the_version_changes_within_a_response(be
 
         async def publish() -> None:
             await asyncio.sleep(begin)
-            await engines.pause(drain=False)
+            await engines.pause("stand")
             await asyncio.sleep(end - begin)
             engines.resume(1)
 
@@ -72,6 +72,30 @@ def test_a_freeze_adds_its_own_time_and_the_version_changes_within_a_response(be
     finished, written = run_virtual(main())
     assert finished == pytest.approx(3 + end - begin)
     assert written == Written(0, 1)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(1.0, 3.0), (2.9, 2.95), (0.0, 7.0)])
+def test_what_is_thrown_away_is_written_again_by_the_new_version(begin: float, end: float):
+    async def main() -> list[tuple[float, Written]]:
+        engines = SimulatedEngines(engines=1, slots=2, tokens_per_s=10)
+
+        async def publish() -> None:
+            await asyncio.sleep(begin)
+            await engines.pause("rewrite")
+            await asyncio.sleep(end - begin)
+            engines.resume(1)
+            await asyncio.sleep(1)
+            await engines.pause("reissue")
+            await asyncio.sleep(5)
+            engines.resume(2)
+
+        *results, _ = await asyncio.gather(timed(engines, 30), late(engines, end + 0.5, 20), publish())
+        assert engines.busy_slot_s == pytest.approx(begin + 3 + 2)
+        return results
+
+    (first_end, first), (second_end, second) = run_virtual(main())
+    assert (first_end, first) == (pytest.approx(end + 3 + 5), Written(1, 2))
+    assert (second_end, second) == (pytest.approx(end + 0.5 + 2 + 5), Written(1, 2))
 
 
 def test_a_crash_fails_the_requests_of_that_engine_and_only_those():

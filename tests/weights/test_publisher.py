@@ -14,11 +14,11 @@ import torch
 from tandem.config.models import SequencePacking
 from tandem.fingerprint import fingerprint
 from tandem.plane.memory import MemoryPlane
-from tandem.roles import NamedTensors
+from tandem.roles import NamedTensors, Pause
 from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.transformers import decode_batch
 from tandem.train.worker import Worker
-from tandem.types import Generation, Max, Sampling, Sum
+from tandem.types import Generation, Max, Metrics, Sampling, Sum
 from tandem.weights.memory import MemoryCarrier
 from tandem.weights.publisher import Publisher
 from tests.rollout.tiny_models import tiny_model
@@ -64,9 +64,9 @@ class Diary(ThreadedEngine):
     def start_diary(self, events: list[str]) -> None:
         self._events = events
 
-    async def pause(self, *, drain: bool = True) -> None:
-        self._events.append(f"pause drain={drain}")
-        await super().pause(drain=drain)
+    async def pause(self, kind: Pause = "drain") -> Metrics:
+        self._events.append(f"pause {kind}")
+        return await super().pause(kind)
 
     async def resume(self, *, recompute_kv: bool = False) -> None:
         self._events.append(f"resume recompute_kv={recompute_kv}")
@@ -101,12 +101,12 @@ def play(
     asyncio.run(body())
 
 
-@pytest.mark.parametrize(("drain", "recompute_kv"), [(True, False), (False, False), (False, True)])
-def test_all_engines_hold_the_actors_weights_and_go_on(drain: bool, recompute_kv: bool):
+@pytest.mark.parametrize(("pause", "recompute_kv"), [("drain", False), ("stand", False), ("stand", True)])
+def test_all_engines_hold_the_actors_weights_and_go_on(pause: Pause, recompute_kv: bool):
     new = tiny_model(seed=NEW)
 
     async def scene(actor: Worker, engines: list[ThreadedEngine]):
-        sync = Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=recompute_kv)
+        sync = Publisher(MemoryCarrier(actor, engines), engines, pause=pause, recompute_kv=recompute_kv)
         metrics = await sync.publish(3)
         for engine in engines:
             assert await engine.fingerprint() == fingerprint(new.named_parameters())
@@ -130,7 +130,7 @@ async def begin(engine: ThreadedEngine) -> asyncio.Task[Generation]:
 def test_draining_lets_running_requests_end_with_the_old_weights():
     async def scene(actor: Worker, engines: list[ThreadedEngine]):
         running = await begin(engines[0])
-        await Publisher(MemoryCarrier(actor, engines), engines, drain=True, recompute_kv=False).publish(1)
+        await Publisher(MemoryCarrier(actor, engines), engines, pause="drain", recompute_kv=False).publish(1)
         assert running.done()
         assert (await running).versions == (0,) * 110
 
@@ -141,7 +141,7 @@ def test_draining_lets_running_requests_end_with_the_old_weights():
 def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: bool):
     async def scene(actor: Worker, engines: list[ThreadedEngine]):
         running = await begin(engines[0])
-        await Publisher(MemoryCarrier(actor, engines), engines, drain=False, recompute_kv=recompute_kv).publish(1)
+        await Publisher(MemoryCarrier(actor, engines), engines, pause="stand", recompute_kv=recompute_kv).publish(1)
         written = await running
         assert set(written.versions) == {0, 1}
         before = written.versions.count(0)
@@ -152,6 +152,32 @@ def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: boo
     play(scene, ThreadedEngine)
 
 
+@pytest.mark.parametrize("pause", ["reissue", "rewrite"])
+def test_aborted_requests_are_issued_again_and_counted(pause: Pause):
+    async def scene(actor: Worker, engines: list[ThreadedEngine]):
+        running = [await begin(engine) for engine in engines]
+        metrics = await Publisher(MemoryCarrier(actor, engines), engines, pause=pause, recompute_kv=True).publish(1)
+        written = await asyncio.gather(*running)
+        old = sum(generation.versions.count(0) for generation in written)
+        tokens = metrics["weights/kept_tokens" if pause == "reissue" else "weights/discarded_tokens"]
+        assert metrics["weights/reissued_requests"] == Sum(2)
+        assert set(metrics) - {"weights/kept_tokens", "weights/discarded_tokens"} == {
+            "weights/bytes",
+            "weights/pause_s",
+            "weights/reissued_requests",
+        }
+        assert [len(generation.tokens) for generation in written] == [110, 110]
+        if pause == "reissue":
+            assert tokens == Sum(old)
+            assert old >= 2
+        else:
+            assert old == 0
+            assert tokens.value >= 2
+            assert written == [await engine.generate(PROMPT, LONG) for engine in engines]
+
+    play(scene, ThreadedEngine, ThreadedEngine)
+
+
 @pytest.mark.parametrize(
     ("kind", "tensor"),
     [
@@ -160,13 +186,13 @@ def test_in_flight_running_requests_go_on_with_the_new_weights(recompute_kv: boo
         (Swapped, "model.layers.0.self_attn.q_proj.weight"),
     ],
 )
-@pytest.mark.parametrize("drain", [True, False])
+@pytest.mark.parametrize("pause", ["drain", "stand", "reissue"])
 def test_an_engine_with_other_weights_ends_the_run_at_the_first_sync(
-    kind: type[ThreadedEngine], tensor: str, drain: bool, caplog: pytest.LogCaptureFixture
+    kind: type[ThreadedEngine], tensor: str, pause: Pause, caplog: pytest.LogCaptureFixture
 ):
     async def scene(actor: Worker, engines: list[ThreadedEngine]):
         with pytest.raises(RuntimeError, match=rf"version 1 engine 1 holds other weights: {tensor} is float32.* there"):
-            await Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=True).publish(1)
+            await Publisher(MemoryCarrier(actor, engines), engines, pause=pause, recompute_kv=True).publish(1)
         tasks = [asyncio.create_task(engine.generate(PROMPT, SAMPLED)) for engine in engines]
         await asyncio.sleep(0)
         for engine in engines:
@@ -180,8 +206,8 @@ def test_an_engine_with_other_weights_ends_the_run_at_the_first_sync(
     assert "publishing version 1 failed: the engines stay paused" in caplog.text
 
 
-@pytest.mark.parametrize(("drain", "recompute_kv"), [(True, False), (False, True)])
-def test_the_weights_are_exported_before_the_pause(drain: bool, recompute_kv: bool):
+@pytest.mark.parametrize(("pause", "recompute_kv"), [("drain", False), ("stand", True)])
+def test_the_weights_are_exported_before_the_pause(pause: Pause, recompute_kv: bool):
     events: list[str] = []
 
     class Exporting(Worker):
@@ -193,10 +219,10 @@ def test_the_weights_are_exported_before_the_pause(drain: bool, recompute_kv: bo
         for engine in engines:
             assert isinstance(engine, Diary)
             engine.start_diary(events)
-        await Publisher(MemoryCarrier(actor, engines), engines, drain=drain, recompute_kv=recompute_kv).publish(4)
+        await Publisher(MemoryCarrier(actor, engines), engines, pause=pause, recompute_kv=recompute_kv).publish(4)
 
     play(scene, Diary, trainer=Exporting)
-    assert events == ["export", f"pause drain={drain}", "load 4", f"resume recompute_kv={recompute_kv}"]
+    assert events == ["export", f"pause {pause}", "load 4", f"resume recompute_kv={recompute_kv}"]
 
 
 def test_an_error_while_exporting_leaves_the_engines_at_work():
@@ -207,7 +233,7 @@ def test_an_error_while_exporting_leaves_the_engines_at_work():
 
     async def scene(actor: Worker, engines: list[ThreadedEngine]):
         with pytest.raises(OSError, match="the trainer is gone"):
-            await Publisher(MemoryCarrier(actor, engines), engines, drain=False, recompute_kv=True).publish(1)
+            await Publisher(MemoryCarrier(actor, engines), engines, pause="stand", recompute_kv=True).publish(1)
         assert (await engines[0].generate(PROMPT, SAMPLED)).versions == (0,) * 12
 
     play(scene, ThreadedEngine, trainer=Broken)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tandem.launch.ray.cluster import Cluster, Process
 from tandem.launch.ray.parcels import Stored, store
-from tandem.roles import Fingerprint, NamedTensors, WeightStream, WriteFiles
+from tandem.roles import Fingerprint, NamedTensors, Pause, WeightStream, WriteFiles
 from tandem.types import Batch, Generation, Metrics, Sampling, merge
 
 
@@ -87,8 +87,8 @@ class RemoteEngine:
         """One call is one request: who is cancelled here is cancelled there."""
         return await self._call("generate", tokens, sampling)
 
-    async def pause(self, *, drain: bool = True) -> None:
-        await self._call("pause", drain)
+    async def pause(self, kind: Pause = "drain") -> Metrics:
+        return await self._call("pause", kind)
 
     async def resume(self, *, recompute_kv: bool = False) -> None:
         await self._call("resume", recompute_kv)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray  # type: ignore  # only Ray imports this module
 
 from tandem.config import Config
-from tandem.roles import DataPlane, Delivery, Engine, Fingerprint, WeightStream, WriteFiles
+from tandem.roles import DataPlane, Delivery, Engine, Fingerprint, Pause, WeightStream, WriteFiles
 from tandem.types import Batch, Generation, Metrics, Sampling, merge
 
 if TYPE_CHECKING:
@@ -280,8 +280,8 @@ class EngineProcess(Member):
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
         return await self._engine.generate(tokens, sampling)
 
-    async def pause(self, drain: bool) -> None:
-        await self._engine.pause(drain=drain)
+    async def pause(self, kind: Pause) -> Metrics:
+        return await self._engine.pause(kind)
 
     async def resume(self, recompute_kv: bool) -> None:
         await self._engine.resume(recompute_kv=recompute_kv)

@@ -45,8 +45,8 @@ class VllmDecoder:
     def admit(self, rows: Sequence[Row]) -> None:
         for row in rows:
             name = str(next(self._numbers))
-            prompt = {"prompt_token_ids": list(row.prompt), "cache_salt": str(self._updates)}
-            self._engine.add_request(name, prompt, params_of(row.sampling, self.vocabulary))
+            prompt = {"prompt_token_ids": [*row.prompt, *row.tokens], "cache_salt": str(self._updates)}
+            self._engine.add_request(name, prompt, params_of(row.sampling, self.vocabulary, written=len(row.tokens)))
             self._rows[name] = row
 
     def remove(self, row: Row) -> None:
@@ -115,14 +115,14 @@ def memory_metrics(move: str, before: Sequence[int | None], after: Sequence[int 
     return {f"gpu/used_{when}_{move}": Max(float(max(sizes))) for when, sizes in used.items() if sizes}
 
 
-def params_of(sampling: Sampling, vocabulary: int) -> SamplingParams:
-    """Our law in vLLM's words."""
+def params_of(sampling: Sampling, vocabulary: int, *, written: int) -> SamplingParams:
+    """Our law in vLLM's words, for a request that has `written` tokens of its response already."""
     return SamplingParams(
-        max_tokens=sampling.max_new_tokens,
+        max_tokens=sampling.max_new_tokens - written,
         temperature=sampling.temperature,
         top_k=sampling.top_k or 0,  # 0: all
         top_p=sampling.top_p,
-        seed=spread(sampling.seed),
+        seed=spread(sampling.seed, written),
         stop_token_ids=[token for token in sampling.stop_token_ids if 0 <= token < vocabulary],
         ignore_eos=True,  # the model's own; ours are stop tokens
         logprobs=0,  # of the token drawn
@@ -132,12 +132,14 @@ def params_of(sampling: Sampling, vocabulary: int) -> SamplingParams:
     )
 
 
-def spread(seed: int) -> int:
+def spread(seed: int, written: int) -> int:
     """A seed whose lower half depends on all its bits: torch's generator on a CPU takes 32 of them.
 
-    Never negative: -1 is no seed to vLLM.
+    vLLM's stream begins anew with each of its requests: what is behind `written` tokens needs another than these had,
+    or it would repeat their random numbers. Never negative: -1 is no seed to vLLM.
     """
-    return int.from_bytes(hashlib.blake2b((seed % SEEDS).to_bytes(8, "big"), digest_size=8).digest(), "big")
+    text, salt = (seed % SEEDS).to_bytes(8, "big"), written.to_bytes(8, "big")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "big")
 
 
 def take(row: Row, output: RequestOutput) -> FinishReason | RolloutFailed | None:
