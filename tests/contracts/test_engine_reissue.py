@@ -200,9 +200,10 @@ def test_what_was_aborted_is_counted_once(kind: Kind, pause: Pause):
 
 def test_aborted_requests_have_their_slots_before_those_that_wait(kind: Kind):
     async def scene(engine: Engine):
-        aborted = await pause_midway(engine, PROMPTS[:2], LONG, "reissue")
+        aborted = await pause_midway(engine, PROMPTS[:2], LONG)
         late = [asyncio.create_task(engine.generate([i], replace(SAMPLED, max_new_tokens=1))) for i in range(4)]
         await asyncio.sleep(0)
+        await engine.pause("reissue")
         await engine.resume()
         await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         assert any(task.done() for task in aborted)
