@@ -51,14 +51,16 @@ def test_weights_may_change_while_a_response_is_written(tmp_path: Path, recomput
 
 @pytest.mark.parametrize("discard", ["false", "true"])
 def test_responses_may_be_aborted_for_new_weights_and_issued_again(tmp_path: Path, discard: str):
+    """All 64 samples may be written from the start, one after the other: at most syncs one is being written."""
     changes = (
-        "async_rl.sampler.max_lookahead_versions=2",
+        "async_rl.sampler={name: windowed, buffer_capacity_groups: 32, max_staleness_versions: 8}",
         "async_rl.weight_update=abort_and_reissue",
         f"async_rl.discard_partial_rollouts={discard}",
-        "ppo.max_num_steps=5",
+        "policy.generation.engine.max_concurrent_samples=1",
+        "ppo.max_num_steps=8",
     )
     ran = run(short_config(*changes), tmp_path)
-    assert [record["rollout/samples"] for record in ran.records] == [8] * 5
-    assert max(record["staleness/max"] for record in ran.records) <= 2
+    assert [record["rollout/samples"] for record in ran.records] == [8] * 8
     tokens = "weights/discarded_tokens" if discard == "true" else "weights/kept_tokens"
-    assert all(record[tokens] >= 0 <= record["weights/reissued_requests"] for record in ran.records)
+    assert all(record[tokens] >= 0 for record in ran.records)
+    assert sum(record["weights/reissued_requests"] for record in ran.records) > 0

@@ -18,8 +18,10 @@ from tests.e2e.test_ray import UNDER_RAY, Killer
 SHORT = ("ppo.max_num_steps=14", "ppo.val_period=14", "ppo.max_val_samples=128", "checkpointing.enabled=false")
 
 
-@pytest.mark.parametrize("update", ["drain", "in_flight", "abort_and_reissue"])
-@pytest.mark.parametrize("lead", [0, 1])
+@pytest.mark.parametrize(
+    ("lead", "update"),
+    [(0, "drain"), (0, "in_flight"), (1, "drain"), (1, "in_flight"), (1, "abort_and_reissue")],
+)
 def test_the_quickstart_learns_with_vllm_within_the_same_band(tmp_path: Path, lead: int, update: str):
     ahead = (f"async_rl.sampler.max_lookahead_versions={lead}", f"async_rl.weight_update={update}")
     records = run(load("quickstart_vllm", [*SHORT, "seed=1", *ahead]).config, tmp_path).records
