@@ -2,7 +2,8 @@
 
 Random weights, rows of one length, every token in the loss. A variant is `actor`, `critic` or `plain`, then options:
 `mb` (tokens of a micro-batch), `ac` (activation checkpointing: none, selective, full), `compile` (true, false), `chunk`
-(rows of log-probs at one time); with several ranks `dp` (shard, replicate) and `keep` (keep_gathered: true, false).
+(rows of log-probs at one time), `backend` (torch, megatron); with several ranks `dp` (shard, replicate) and `keep`
+(keep_gathered: true, false) of torch, `tp`, `pp`, `cp` (how many share layers, stages, tokens) and `sp` of megatron.
 Two figures for each. `passes` is forward and backward alone: plain transformers hold bfloat16 weights and gradients,
 ours float32 master weights, a bfloat16 copy and float32 gradients. `step` is the whole update with AdamW on float32
 weights: plain transformers run under autocast, as their Trainer does. MFU is against a matrix product of this machine.
@@ -27,13 +28,13 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.config.algorithm import MseValueLoss, PolicyLoss
 from tandem.config.models import SequencePacking, TrainedModel
-from tandem.train.backend import Output, Pack
+from tandem.launch.trainers import backend_of
+from tandem.train.backend import Backend, Output, Pack
 from tandem.train.flops import ModelShape, shape_of
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.objectives import PolicyObjective, ValueObjective
 from tandem.train.packs import pack_batch
 from tandem.train.sharding import plan_shares
-from tandem.train.torch.backend import TorchBackend, build_torch_backend
 from tandem.types import Batch, Metrics
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -66,8 +67,13 @@ class Variant:
     ac: str = "none"
     compile: str = "auto"
     chunk: int = 1024
+    backend: str = "torch"
     dp: str = "auto"
     keep: str = "false"
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    sp: str = "false"
 
     @property
     def name(self) -> str:
@@ -81,7 +87,7 @@ class Job:
     """What all variants of a run share."""
 
     shape: str
-    tokens: int  # of a step, on each rank
+    tokens: int  # of a step, for each rank that has samples of its own
     length: int
     precision: str
     steps: int
@@ -107,7 +113,7 @@ def parse(text: str) -> Variant:
     """`model,option=value,...`"""
     model, *options = text.split(",")
     values = dict(option.split("=") for option in options)
-    numbers = {name: int(values[name]) for name in ("mb", "chunk") if name in values}
+    numbers = {name: int(values[name]) for name in ("mb", "chunk", "tp", "pp", "cp") if name in values}
     return replace(default_variant(model), **(values | numbers))
 
 
@@ -205,10 +211,10 @@ def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
     def loss(output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
         return objective(output, pack, {})
 
-    assert backend._optimizer is not None, "it was built to learn"
+    optimizer = vars(backend)["optimizer"]  # no part of a backend's role
 
     def passes() -> None:
-        backend._optimizer.clear()
+        optimizer.clear()
         backend.forward_backward(packs, loss)
 
     def step() -> None:
@@ -221,21 +227,36 @@ def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
             pass
 
     found = measure(passes, job)
-    backend._optimizer.clear()
+    optimizer.clear()
     return found, measure(step, job), measure(infer, job)
 
 
-def our_backend(job: Job, variant: Variant) -> tuple[TorchBackend, PolicyObjective | ValueObjective]:
+def layout_of(variant: Variant) -> dict[str, object]:
+    """The sections that say how the model lies on its ranks."""
+    if variant.backend == "torch":
+        dp = None if variant.dp == "auto" else variant.dp
+        return {"parallel": {"data_parallel": dp, "keep_gathered": variant.keep == "true"}}
+    return {
+        "backend": {
+            "name": "megatron",
+            "tensor_model_parallel_size": variant.tp,
+            "pipeline_model_parallel_size": variant.pp,
+            "context_parallel_size": variant.cp,
+            "sequence_parallel": variant.sp == "true",
+        }
+    }
+
+
+def our_backend(job: Job, variant: Variant) -> tuple[Backend, PolicyObjective | ValueObjective]:
     model = fresh_model(job, torch.float32)
+    if variant.backend == "megatron":  # it reads the weights from the host's memory
+        model = model.cpu()
     config = TrainedModel.model_validate(
         {
             "precision": job.precision,
             "activation_checkpointing": variant.ac,
             "compile": {"auto": "auto"}.get(variant.compile, variant.compile == "true"),
-            "parallel": {
-                "data_parallel": None if variant.dp == "auto" else variant.dp,
-                "keep_gathered": variant.keep == "true",
-            },
+            **layout_of(variant),
         }
     )
     objective: PolicyObjective | ValueObjective
@@ -245,7 +266,7 @@ def our_backend(job: Job, variant: Variant) -> tuple[TorchBackend, PolicyObjecti
         head = TokenLogprobs(model.get_output_embeddings(), temperature=1.0, chunk_size=variant.chunk)
         objective = PolicyObjective(PolicyLoss())
     device = torch.device(job.device, torch.cuda.current_device()) if job.device == "cuda" else torch.device("cpu")
-    return build_torch_backend(model, head, config, total_optimizer_steps=1000, device=device), objective
+    return backend_of(config)(model, head, config, total_optimizer_steps=1000, device=device), objective
 
 
 def matmul_tflops(device: str, size: int) -> float:
@@ -263,7 +284,7 @@ def all_reduce_gbytes_s(device: str, size: int) -> float:
 
 
 def work_of(job: Job, variant: Variant) -> float:
-    """TFLOP of forward and backward of one rank's tokens."""
+    """TFLOP of forward and backward of one share of the samples."""
     critic = variant.model == "critic"
     config = Qwen2Config(**SHAPES[job.shape])
     shape = shape_of(config, 1 if critic else config.vocab_size, head_everywhere=critic)
@@ -275,12 +296,13 @@ def work_of(job: Job, variant: Variant) -> float:
 
 def line(job: Job, variant: Variant, found: tuple[Figures, Figures, Figures | None], peak: float, ranks: int) -> str:
     passes, step, infer = found
-    tflop = work_of(job, variant)
+    sharing = variant.tp * variant.pp * variant.cp  # ranks that compute one share of the samples
+    tflop, tokens = work_of(job, variant) / sharing, ranks // sharing * job.tokens
     cells = [variant.name]
     for figures in (passes, step):
-        speed = ranks * job.tokens / figures.seconds
+        speed = tokens / figures.seconds
         cells += [f"{speed:,.0f}", f"{tflop / figures.seconds / peak:.2f}", f"{figures.peak:.1f}"]
-    cells += [f"{ranks * job.tokens / infer.seconds:,.0f}" if infer else "", f"{passes.first:.1f}"]
+    cells += [f"{tokens / infer.seconds:,.0f}" if infer else "", f"{passes.first:.1f}"]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -295,7 +317,7 @@ def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant]) -> 
     say = print if rank == 0 else lambda *_, **__: None
     name = torch.cuda.get_device_name() if job.device == "cuda" else "CPU"
     say(f"{ranks} x {name}, torch {torch.__version__}; a bfloat16 product reaches {peak:.1f} TFLOP/s")
-    say(f"{job.shape}, {job.tokens} tokens a step and rank, rows of {job.length}, {job.precision}; {job.steps} steps")
+    say(f"{job.shape}, {job.tokens} tokens a step and share, rows of {job.length}, {job.precision}; {job.steps} steps")
     if ranks > 1:
         say(f"an all-reduce of float32 reaches {all_reduce_gbytes_s(job.device, 1 << 28):.1f} GB/s")
     say("| variant | passes tok/s | MFU | peak GiB | step tok/s | MFU | peak GiB | infer tok/s | first passes, s |")

@@ -32,7 +32,7 @@ def learn(backend: TorchBackend) -> None:
 
 
 def state(backend: TorchBackend) -> list[torch.Tensor]:
-    optimizer = backend._optimizer._adamw.state.values()
+    optimizer = backend.optimizer._adamw.state.values()
     tensors = [t for p in backend.parameters.values() for t in (p.detach(), p.grad)]
     return [tensor.cpu().clone() for tensor in [*tensors, *(v for s in optimizer for v in s.values())]]
 
@@ -60,7 +60,7 @@ def test_everything_leaves_and_comes_back_with_its_bits(before):
     backend._away.give_back()
     back = torch.cuda.memory_allocated() - before
     assert abs(back - 2 * size - size // 2) < SLACK, "weights, their copy and the gradient: moments only for the step"
-    backend._optimizer._away.give_back()
+    backend.optimizer._away.give_back()
     assert all(map(torch.equal, state(backend), wanted))
     assert not backend.optim_step(1000.0).refused
 

@@ -30,7 +30,7 @@ def bytes_of(tensors) -> int:
 
 
 def moments(backend: TorchBackend) -> list[torch.Tensor]:
-    return [value for state in backend._optimizer._adamw.state.values() for value in state.values()]
+    return [value for state in backend.optimizer._adamw.state.values() for value in state.values()]
 
 
 def weights_and_gradient(backend: TorchBackend) -> list[torch.Tensor]:

@@ -174,7 +174,7 @@ class TorchBackend:
         self._model = model
         self.parameters = parameters
         self._copies = copies
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._mesh = mesh
         self._kernel = kernel
         self._dtype = dtype
@@ -227,10 +227,10 @@ class TorchBackend:
 
     def optim_step(self, divisor: float) -> StepReport:
         """Divide, clip, step, clear; see Optimizer.step."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             raise RuntimeError("this model is frozen: it was built without total_optimizer_steps")
         self._away.give_back()
-        report = self._optimizer.step(divisor, finite=bool(self._finite))
+        report = self.optimizer.step(divisor, finite=bool(self._finite))
         self._finite.fill_(True)
         self._copies.refresh()
         return report
@@ -246,8 +246,8 @@ class TorchBackend:
             self._away.take(part_of(tensor) for tensor in held)
 
     def _park_optimizer(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.park()
+        if self.optimizer is not None:
+            self.optimizer.park()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """In the precision of the forward pass, one whole tensor at a time: all ranks take part.
@@ -264,15 +264,15 @@ class TorchBackend:
     def snapshot(self, copy: bool) -> WriteFiles:
         """float32 weights by Hugging Face name, and the optimizer; see `files`."""
         writes = [keep(self._whole(), WEIGHTS, self._mesh.shard, copy=copy)]
-        if self._optimizer is not None:
-            writes.append(self._optimizer.snapshot(copy))
+        if self.optimizer is not None:
+            writes.append(self.optimizer.snapshot(copy))
         return one_after_the_other(writes)
 
     def load(self, directory: Path) -> None:
         """Continue from a snapshot."""
         self.load_weights(directory)
-        if self._optimizer is not None:
-            self._optimizer.load(directory)
+        if self.optimizer is not None:
+            self.optimizer.load(directory)
         self._finite.fill_(True)
 
     def load_weights(self, directory: Path) -> None:
