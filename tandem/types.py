@@ -59,11 +59,12 @@ class Sampling:
     stop_token_ids: tuple[int, ...]
     top_k: int | None = None
     top_p: float = 1.0
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What an engine wrote: ids (the stop token too), their log-probs under the sampled law, the version of each."""
+    """What an engine wrote: ids (what stopped it too), their log-probs under the sampled law, the version of each."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -185,6 +185,8 @@ class Generation(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Count | None = None
     stop_token_ids: tuple[int, ...] = ()  # besides the tokenizer's eos
+    # A response ends with the token that completes one of these, which stays in it.
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     val_temperature: NotNegative = 0.0  # 0: greedy
     timeout_s: Positive = 600.0  # of one response; past it the rollout has failed (infrastructure)
     engine: EngineChoice = TransformersEngine()

@@ -52,9 +52,7 @@ class Chat:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a response, special tokens left out."""
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str), "one row of ids"
-        return text
+        return text_of(self._tokenizer, tokens)
 
     def _render(self, question: str, system_prompt: str | None) -> str:
         system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
@@ -97,6 +95,13 @@ class Chat:
                 f"data.system_prompt={self._system_prompt!r} has no effect: the chat template leaves it out. Remove it,"
                 " put it into data.prompt_template, or give a template with policy.tokenizer.chat_template=FILE"
             )
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """Ids to text, special tokens left out."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str), "one row of ids"
+    return text
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, config: Tokenizer, name: str) -> str:

@@ -98,6 +98,7 @@ def sampling_of(config: Config, chat: Chat, *, validation: bool) -> Sampling:
         temperature=generation.val_temperature if validation else generation.temperature,
         seed=config.seed + VALIDATION_SEED_SHIFT * validation,
         stop_token_ids=(chat.eos_token_id, *generation.stop_token_ids),
+        stop_strings=generation.stop_strings,
         top_k=None if validation else generation.top_k,
         top_p=1.0 if validation else generation.top_p,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 from tandem.config import Config
 from tandem.config.models import TransformersEngine, VllmEngine
-from tandem.launch.models import DTYPES, load_causal_lm, location
+from tandem.data.chat import text_of
+from tandem.launch.models import DTYPES, gguf_file, load_causal_lm, load_tokenizer, location
 from tandem.launch.process import device_of
 from tandem.roles import Engine
+from tandem.rollout.stops import Decode
 from tandem.rollout.transformers import transformers_engine
 
 
@@ -32,6 +35,15 @@ def engine_sleeps(config: Config) -> bool:
     return on_gpu and config.sleeps_on_gpus
 
 
+def decode_of(config: Config) -> Decode | None:
+    """Ids to text, which an engine needs to find stop strings."""
+    policy = config.policy
+    if not policy.generation.stop_strings:
+        return None
+    name = policy.tokenizer.name or policy.model_name
+    return partial(text_of, load_tokenizer(name, trust_remote_code=policy.trust_remote_code))
+
+
 def build_transformers(config: Config, section: TransformersEngine, pad_token_id: int) -> Engine:
     """The reference engine."""
     policy = config.policy
@@ -46,6 +58,7 @@ def build_transformers(config: Config, section: TransformersEngine, pad_token_id
         max_concurrent_samples=section.max_concurrent_samples,
         max_total_sequence_length=policy.max_total_sequence_length,
         pad_token_id=pad_token_id,
+        decode=decode_of(config),
     )
 
 
@@ -64,6 +77,12 @@ def build_vllm(config: Config, section: VllmEngine) -> Engine:
             f"runs on {vllm_device()}: set cluster.device={vllm_device()}, or install the other vllm"
         )
     policy = config.policy
+    if gguf_file(location(policy.model_name)):
+        raise ValueError(
+            f"policy.model_name={policy.model_name} is a GGUF file, which vLLM does not read as Tandem's trainers do: "
+            "save it in transformers' own format (scripts/smollm2.py shows how), or set "
+            "policy.generation.engine.name=transformers"
+        )
     return vllm_engine(
         section,
         model=location(policy.model_name),
@@ -71,4 +90,5 @@ def build_vllm(config: Config, section: VllmEngine) -> Engine:
         max_total_sequence_length=policy.max_total_sequence_length,
         trust_remote_code=policy.trust_remote_code,
         can_sleep=engine_sleeps(config),
+        decode=decode_of(config),
     )

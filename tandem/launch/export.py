@@ -204,6 +204,7 @@ def causal_lm(export: Export, chat: Chat) -> PreTrainedModel:
         top_k=generation.top_k or 0,
         max_new_tokens=generation.max_new_tokens,
         eos_token_id=[chat.eos_token_id, *generation.stop_token_ids],
+        stop_strings=list(generation.stop_strings) or None,
         pad_token_id=chat.pad_token_id,
         bos_token_id=base.config.get_text_config().bos_token_id,
     )

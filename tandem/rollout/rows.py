@@ -20,6 +20,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # shorter than tokens until sign()
+    looked: int = 0  # so many tokens have been searched for stop strings
 
     def sign(self, version: int) -> None:
         """All tokens since the last signature were drawn by this version."""
@@ -27,7 +28,13 @@ class Row:
 
     def clear(self) -> None:
         """Forget what was written."""
-        self.tokens, self.logprobs, self.versions = [], [], []
+        self.cut(0)
+        self.looked = 0
+
+    def cut(self, count: int) -> None:
+        """Forget what was written behind so many tokens."""
+        for column in (self.tokens, self.logprobs, self.versions):
+            del column[count:]
 
     def cached_text(self) -> list[int]:
         """All but the last token, which the next step reads."""

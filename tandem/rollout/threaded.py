@@ -18,7 +18,8 @@ from typing import Generic, Literal, TypeVar
 
 from tandem.roles import Fingerprint, NamedTensors, Pause
 from tandem.rollout.rows import Decoder, Row, check_request
-from tandem.types import EngineDied, Generation, Metrics, RolloutFailed, Sampling, Sum
+from tandem.rollout.stops import Decode, StopStrings
+from tandem.types import EngineDied, FinishReason, Generation, Metrics, RolloutFailed, Sampling, Sum
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,9 +43,10 @@ class ThreadedEngine:
     that were aborted bring their text as a prompt.
     """
 
-    def __init__(self, decoder: Decoder, *, name: str) -> None:
-        """`name` is the thread's."""
+    def __init__(self, decoder: Decoder, *, name: str, decode: Decode | None = None) -> None:
+        """`name` is the thread's. Without `decode`, ids to text, no request may have stop strings."""
         self._decoder = decoder
+        self._stops = None if decode is None else StopStrings(decode, decoder.vocabulary)
         # All below is guarded by _changed, but for what the thread alone writes: from _running on.
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Row, asyncio.Future[Generation]]] = deque()
@@ -78,6 +80,8 @@ class ThreadedEngine:
     async def generate(self, tokens: Sequence[int], sampling: Sampling) -> Generation:
         """Waits for a free row, then for its last token; the engine's thread wakes it. Cancelling frees the row."""
         check_request(tokens, sampling, self._decoder)
+        if sampling.stop_strings and self._stops is None:
+            raise ValueError(f"stop strings {sampling.stop_strings} need an engine that was given `decode`")
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         with self._serving():
             self._waiting.append((Row(tuple(tokens), sampling), future))
@@ -274,13 +278,29 @@ class ThreadedEngine:
 
     def _step(self) -> None:
         self._tokens_written += len(self._running)
-        for row, outcome in self._decoder.step():
-            future = self._running.pop(row)
-            if isinstance(outcome, RolloutFailed):
-                settle(future, outcome)
-                continue
-            row.sign(self._version)
-            settle(future, Generation(tuple(row.tokens), tuple(row.logprobs), tuple(row.versions), outcome))
+        finished = self._decoder.step()
+        for row, outcome in finished:
+            self._finish(row, outcome, self._stop_of(row))
+        for row in list(self._running):
+            length = self._stop_of(row)
+            if length is not None:
+                self._decoder.remove(row)
+                self._finish(row, "stop", length)
+
+    def _stop_of(self, row: Row) -> int | None:
+        return self._stops.length(row) if self._stops is not None and row.sampling.stop_strings else None
+
+    def _finish(self, row: Row, outcome: FinishReason | RolloutFailed, length: int | None) -> None:
+        """`length`: tokens up to a stop string, whatever else ended the row behind it."""
+        future = self._running.pop(row)
+        if length is not None:
+            row.cut(length)
+            outcome = "stop"
+        if isinstance(outcome, RolloutFailed):
+            settle(future, outcome)
+            return
+        row.sign(self._version)
+        settle(future, Generation(tuple(row.tokens), tuple(row.logprobs), tuple(row.versions), outcome))
 
     def _report_paused(self, is_standing: bool) -> None:
         """`is_standing`: this round has written nothing; another kind of pause may have come since it began."""

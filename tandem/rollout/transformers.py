@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from tandem.rollout.attention import install_attention
 from tandem.rollout.decoding import DecodeBatch
 from tandem.rollout.loading import refuse_unsupported
+from tandem.rollout.stops import Decode
 from tandem.rollout.threaded import ThreadedEngine
 
 
@@ -22,13 +23,21 @@ def decode_batch(
 
 
 def transformers_engine(
-    model: PreTrainedModel, *, max_concurrent_samples: int, max_total_sequence_length: int, pad_token_id: int
+    model: PreTrainedModel,
+    *,
+    max_concurrent_samples: int,
+    max_total_sequence_length: int,
+    pad_token_id: int,
+    decode: Decode | None = None,
 ) -> ThreadedEngine:
-    """An engine whose results depend on prompt, sampling and weights only; in float32 on a CPU bit for bit."""
+    """An engine whose results depend on prompt, sampling and weights only; in float32 on a CPU bit for bit.
+
+    `decode`: ids to text, where requests have stop strings.
+    """
     decoder = decode_batch(
         model,
         max_concurrent_samples=max_concurrent_samples,
         max_total_sequence_length=max_total_sequence_length,
         pad_token_id=pad_token_id,
     )
-    return ThreadedEngine(decoder, name="transformers-engine")
+    return ThreadedEngine(decoder, name="transformers-engine", decode=decode)

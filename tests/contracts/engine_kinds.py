@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from tandem.roles import Engine, Pause
@@ -22,6 +23,11 @@ MAX_LENGTH = 160
 PROMPTS = [[5, 17, 3], [9], [100, 101, 102, 103, 104, 105, 106], list(range(1, 17)), list(range(50, 83)), [5, 17, 3]]
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, seed=0, stop_token_ids=())
 SAMPLED = Sampling(max_new_tokens=12, temperature=1.0, seed=7, stop_token_ids=())
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """The text of a model that has no tokenizer."""
+    return "".join(f"<{token}>" for token in tokens)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,11 @@ class Kind:
 
 def start_transformers(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
     return transformers_engine(
-        model, max_concurrent_samples=max_concurrent_samples, max_total_sequence_length=MAX_LENGTH, pad_token_id=0
+        model,
+        max_concurrent_samples=max_concurrent_samples,
+        max_total_sequence_length=MAX_LENGTH,
+        pad_token_id=0,
+        decode=spell,
     )
 
 
@@ -67,13 +77,14 @@ def start_router(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
 def start_vllm(model: PreTrainedModel, max_concurrent_samples: int) -> Engine:
     from tests.contracts import vllm_kind
 
-    return vllm_kind.start_vllm(model, max_concurrent_samples, MAX_LENGTH)
+    return vllm_kind.start_vllm(model, max_concurrent_samples, MAX_LENGTH, spell)
 
 
 KINDS = [
     Kind("transformers", start_transformers, tolerance=1e-5),
     Kind("router", start_router, tolerance=1e-5),
-    Kind("vllm", start_vllm, tolerance=1e-4, exact=False, package="vllm"),
+    # A GPU's attention multiplies float32 in TF32, 10 bits of mantissa.
+    Kind("vllm", start_vllm, 2e-2 if torch.cuda.is_available() else 1e-4, exact=False, package="vllm"),
 ]
 
 

@@ -19,6 +19,7 @@ from tests.contracts.engine_kinds import (
     Kind,
     kind_of,
     play,
+    spell,
     text,
     write_all,
 )
@@ -157,6 +158,33 @@ def test_a_stop_token_in_last_place_counts_as_stop(kind: Kind):
         whole = await engine.generate(PROMPTS[2], replace(SAMPLED, max_new_tokens=1))
         stopped = await engine.generate(PROMPTS[2], replace(SAMPLED, max_new_tokens=1, stop_token_ids=whole.tokens))
         assert (len(whole.tokens), whole.finish_reason, stopped.finish_reason) == (1, "length", "stop")
+
+    play(kind, scene)
+
+
+def test_a_stop_string_ends_the_text_with_the_token_that_completes_it(kind: Kind):
+    async def scene(engine: Engine):
+        whole = await engine.generate(PROMPTS[0], SAMPLED)
+        stop = spell(whole.tokens[3:5])[1:-1]  # begins and ends within a token
+        end = next(n for n in range(1, 13) if stop in spell(whole.tokens[:n]))
+        stopped = await engine.generate(PROMPTS[0], replace(SAMPLED, stop_strings=("no such", stop)))
+        assert kind.same(text(stopped), text(whole, 0, end))
+        assert (stopped.finish_reason, len(stopped.versions)) == ("stop", end)
+        never = await engine.generate(PROMPTS[0], replace(SAMPLED, stop_strings=("<-1>",)))
+        assert kind.same(never, whole)
+
+    play(kind, scene)
+
+
+def test_stop_strings_end_rows_that_are_written_together(kind: Kind):
+    async def scene(engine: Engine):
+        whole = await write_all(engine, PROMPTS, SAMPLED)
+        last = spell(whole[0].tokens[-1:])
+        stopped = await write_all(engine, PROMPTS, replace(SAMPLED, stop_strings=(last,)))
+        for cut, full in zip(stopped, whole, strict=True):
+            ends = [n for n in range(1, 13) if last in spell(full.tokens[:n])]
+            assert kind.same(text(cut), text(full, 0, ends[0] if ends else None))
+            assert cut.finish_reason == ("stop" if ends else "length"), "in last place it counts as stop"
 
     play(kind, scene)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from tandem.config.models import VllmEngine
 from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.rows import Decoder, Finished, Row
+from tandem.rollout.stops import Decode
 from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.vllm.decoder import VllmDecoder
 from tandem.rollout.vllm.engine import engine_args
@@ -86,8 +87,8 @@ def decoder_of(architecture: str, tied: bool, max_length: int) -> VllmDecoder:
         return VllmDecoder(args)
 
 
-def start_vllm(model: PreTrainedModel, max_concurrent_samples: int, max_length: int) -> ThreadedEngine:
+def start_vllm(model: PreTrainedModel, max_concurrent_samples: int, max_length: int, decode: Decode) -> ThreadedEngine:
     """An engine of this model's shape and weights, as version 0."""
     decoder = decoder_of(model.config.model_type, model.config.tie_word_embeddings, max_length)
     decoder.load_weights(model.named_parameters())
-    return ThreadedEngine(Lent(decoder, max_concurrent_samples), name="vllm-engine")
+    return ThreadedEngine(Lent(decoder, max_concurrent_samples), name="vllm-engine", decode=decode)
