@@ -5,6 +5,7 @@ On a GPU: random weights of the shape of Qwen2-1.5B in bfloat16; prompts of 128 
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -86,7 +87,8 @@ async def ours(model: str, settings: VllmEngine, counts: list[int], rounds: int)
 
 
 def alone(model: str, settings: VllmEngine, counts: list[int], rounds: int) -> None:
-    """vLLM by its own front door, asynchronous scheduling as it likes."""
+    """vLLM by its own front door in this process, asynchronous scheduling as it likes."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as ours; and CUDA is in use here, which no fork survives
     from vllm import LLM, SamplingParams  # type: ignore  # not every checkout has vllm
 
     llm = LLM(

@@ -133,7 +133,7 @@ class RayCluster(Section):
     dashboard: bool = False  # of the one that is started here
     start_timeout_s: Positive = 600.0  # until all processes are there
     deadline_s: Positive = 1800.0  # of one call of a trainer or an engine; past it the run ends
-    # How weights reach engines; auto: object_store, until the others have been run on GPUs.
+    # How weights reach engines; auto: on GPUs ipc if they are shared, else collective; object_store on a CPU.
     weight_transfer: Literal["auto", "object_store", "collective", "ipc"] = "auto"
     weight_bucket_bytes: Count = 1 << 28  # of weights that are on their way at one time
 

@@ -86,7 +86,6 @@ def test_colocated_engine_and_trainers_take_turns_and_leak_nothing_over_twenty_s
         f"cluster.launch={launch}",
         "ppo.max_num_steps=20",
         "cluster.deterministic=false",
-        "checkpointing.enabled=false",
         recipe="quickstart_vllm",
     )
     records = [record for record in run(config, tmp_path).records if "gpu/used_after_sleep" in record]

@@ -23,7 +23,7 @@ from tandem.fingerprint import fingerprint
 from tandem.plane.memory import MemoryPlane
 from tandem.roles import Engine, NamedTensors
 from tandem.rollout.threaded import ThreadedEngine
-from tandem.rollout.vllm.decoder import VllmDecoder
+from tandem.rollout.vllm.decoder import VllmDecoder, spread
 from tandem.rollout.vllm.engine import engine_args
 from tandem.train.worker import Worker
 from tandem.types import EngineDied, RolloutFailed, Sampling
@@ -190,3 +190,10 @@ def test_two_ranks_that_share_a_model_write_its_law_prove_its_weights_and_die_to
                 await call
 
     play(lambda: ThreadedEngine(VllmDecoder(args), name="vllm-engine"), new, scene)
+
+
+def test_seeds_fit_into_signed_numbers_and_differ_in_their_lower_half():
+    """vLLM keeps them as int64 on a GPU, and torch's generator takes 32 bits on a CPU."""
+    seeds = [spread(seed, written) for seed in (0, 1, 1 << 32, (1 << 64) - 1, -1) for written in range(4)]
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert len({seed % (1 << 32) for seed in seeds}) == 4 * 4, "-1 is 2^64 - 1"

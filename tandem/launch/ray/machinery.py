@@ -116,9 +116,13 @@ class RayMachinery:
         return BucketCarrier(self._cluster, actor, self._engine, doorman, settings.weight_bucket_bytes)
 
     def _way(self) -> str:
-        """`auto` is the one way that has been run on GPUs too."""
+        """`auto` on GPUs: handles where engines share the trainer's, else the collective."""
         chosen = self._config.cluster.ray.weight_transfer
-        return "object_store" if chosen == "auto" else chosen
+        if chosen != "auto":
+            return chosen
+        if not self._cluster.on_gpus:
+            return "object_store"
+        return "ipc" if self._config.policy.generation.colocated.enabled else "collective"
 
     def gpus(self) -> SharedGpus:
         """Trainers make room where engines are too."""

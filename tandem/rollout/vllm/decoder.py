@@ -22,11 +22,12 @@ SEEDS = 1 << 64
 class VllmDecoder:
     """Plays the Decoder. A row is a request of vLLM; what runs, waits or is preempted there is vLLM's affair.
 
-    A step draws all its tokens with the present weights: asynchronous scheduling, which is a step behind, is off.
+    With asynchronous scheduling a step of vLLM's is under way while we read the one before. Whatever changes weights or
+    cache first waits for it and takes its tokens: they are of the weights that they were drawn with.
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        """`args` ask for token ids only, the log-probs of the processed law and synchronous scheduling."""
+        """`args` ask for token ids only, and the log-probs of the processed law."""
         self._engine = LLMEngine.from_engine_args(args)
         model, scheduler = self._engine.vllm_config.model_config, self._engine.vllm_config.scheduler_config
         self.vocabulary: int = model.get_vocab_size()
@@ -34,6 +35,7 @@ class VllmDecoder:
         self._max_rows: int = scheduler.max_num_seqs
         self._numbers = count()
         self._rows: dict[str, Row] = {}  # by the request's id
+        self._finished: list[Finished] = []  # between two calls of step()
         self._updates = 0  # requests of other weights share no cache: a salt of its hashes
         self._shapes: dict[str, tuple[int, ...]] = self._engine.collective_rpc(workers.shapes)[0]
         self._is_tied = bool(self._engine.collective_rpc(workers.tied)[0])
@@ -50,12 +52,17 @@ class VllmDecoder:
             self._rows[name] = row
 
     def remove(self, row: Row) -> None:
-        name = next(name for name, other in self._rows.items() if other is row)
-        self._engine.abort_request([name])
-        del self._rows[name]
+        self._finished = [(other, outcome) for other, outcome in self._finished if other is not row]
+        for name in [name for name, other in self._rows.items() if other is row]:
+            self._engine.abort_request([name])
+            del self._rows[name]
 
     def step(self) -> list[Finished]:
-        finished: list[Finished] = []
+        self._take_step()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _take_step(self) -> None:
         for output in self._engine.step():
             assert isinstance(output, RequestOutput)
             row = self._rows.get(output.request_id)
@@ -67,11 +74,21 @@ class VllmDecoder:
             del self._rows[output.request_id]
             if not output.finished:
                 self._engine.abort_request([output.request_id])
-            finished.append((row, outcome))
-        return finished
+            self._finished.append((row, outcome))
+
+    def _settle(self) -> None:
+        """Wait for the step that is under way, if there is one, and start none."""
+        core = self._engine.engine_core.engine_core
+        if core.batch_queue is None:
+            return
+        core.pause_scheduler(mode="keep", clear_cache=False)  # nothing more is scheduled, requests keep their places
+        while any(scheduled.total_num_scheduled_tokens for _, scheduled, _ in core.batch_queue):
+            self._take_step()
+        core.resume_scheduler()
 
     def sleep(self, *, keep_weights: bool) -> Metrics:
         """vLLM's levels: 1 moves weights to the host's memory, 2 drops them. Nothing of the cache is kept."""
+        self._settle()
         before = self._used_bytes()
         self._engine.sleep(level=1 if keep_weights else 2)
         return memory_metrics("sleep", before, self._used_bytes())
@@ -89,10 +106,12 @@ class VllmDecoder:
 
     def recompute(self) -> None:
         """Every request gives its blocks back and is scheduled again, with its text as the prompt."""
+        self._settle()
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def load_weights(self, weights: NamedTensors) -> None:
         """All are checked before vLLM takes the first. A stream is read in vLLM's workers."""
+        self._settle()
         checked = check_weights(self._shapes, weights)
         self._engine.collective_rpc(workers.take_weights, args=(checked,))
         # Running requests may go on reading what the old weights cached; new ones do not find it.
@@ -136,10 +155,11 @@ def spread(seed: int, written: int) -> int:
     """A seed whose lower half depends on all its bits: torch's generator on a CPU takes 32 of them.
 
     vLLM's stream begins anew with each of its requests: what is behind `written` tokens needs another than these had,
-    or it would repeat their random numbers. Never negative: -1 is no seed to vLLM.
+    or it would repeat their random numbers. Never negative, -1 is no seed to vLLM; and 63 bits, since on a GPU it
+    keeps seeds as signed numbers.
     """
     text, salt = (seed % SEEDS).to_bytes(8, "big"), written.to_bytes(8, "big")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "big") >> 1
 
 
 def take(row: Row, output: RequestOutput) -> FinishReason | RolloutFailed | None:

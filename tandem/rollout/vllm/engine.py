@@ -6,6 +6,7 @@ from vllm import EngineArgs  # type: ignore  # not every checkout has vllm
 from vllm.platforms import current_platform  # type: ignore  # as above
 
 from tandem.config.models import Precision, VllmEngine
+from tandem.rollout.stops import Decode
 from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.vllm.decoder import VllmDecoder
 
@@ -18,8 +19,12 @@ def vllm_engine(
     max_total_sequence_length: int,
     trust_remote_code: bool,
     can_sleep: bool,
+    decode: Decode | None = None,
 ) -> ThreadedEngine:
-    """`model` is a directory or a hub name. Its weights are read; a trainer's may follow. None sleeps on a CPU."""
+    """`model` is a directory or a hub name. Its weights are read; a trainer's may follow. None sleeps on a CPU.
+
+    `decode`: ids to text, where requests have stop strings.
+    """
     args = engine_args(
         section,
         model=model,
@@ -28,7 +33,7 @@ def vllm_engine(
         trust_remote_code=trust_remote_code,
         can_sleep=can_sleep,
     )
-    return ThreadedEngine(VllmDecoder(args), name="vllm-engine")
+    return ThreadedEngine(VllmDecoder(args), name="vllm-engine", decode=decode)
 
 
 def engine_args(
@@ -58,7 +63,7 @@ def engine_args(
         enable_sleep_mode=can_sleep,  # its memory comes from an allocator that can give it back
         skip_tokenizer_init=True,  # token ids in, token ids out
         logprobs_mode="processed_logprobs",  # of the law that is sampled; the default ignores the temperature
-        async_scheduling=False,  # weights change between two steps
+        async_scheduling=vllm_device() == "cuda",  # schedule a step while the one before computes
         disable_log_stats=True,
         use_tqdm_on_load=False,
         seed=0,  # every request has its own
