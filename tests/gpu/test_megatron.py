@@ -21,7 +21,9 @@ from tests.train.small_models import SHAPE, batch_of, lengths_of, llama, rows, s
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not INSTALLED, reason=WANTED)]
 LENGTHS = lengths_of(24, low=20, high=300)
 COLUMNS = {name: column for name, column in rows(LENGTHS).items() if name in ("tokens", "mask")}
-NEAR = {"float32": 1e-4, "bfloat16": 0.05}  # float32 products of a GPU differ from call to call shape
+# float32 products of a GPU differ from shape to shape. Two steps in bfloat16 are 0.06 away from those in float32, on
+# a CPU with either backend: so far apart may two ways to round be.
+NEAR = {"float32": 1e-4, "bfloat16": 0.1}
 SIZES: dict[str, dict[str, object]] = {
     "data": {},
     "tensor": {"tensor_model_parallel_size": 2},
