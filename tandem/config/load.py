@@ -16,12 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from tandem.config.errors import ConfigError
-from tandem.config.loaded import Loaded
+from tandem.config.loaded import Loaded, named_sections
 from tandem.config.mistakes import Key, mistakes, must_be_given
 from tandem.config.recipes import find_recipe
 from tandem.config.rules import broken_rules
 from tandem.config.run import Config
-from tandem.config.schema import Plain, completed, section_at
+from tandem.config.schema import Plain, completed, field_of, shape_at
 from tandem.config.section import Section
 from tandem.config.show import shown
 from tandem.config.source import read_file, read_overrides, shown_path
@@ -71,8 +71,7 @@ def _resolved(tree: Node) -> tuple[dict[str, Plain], dict[Key, str]]:
     wrong: dict[Key, str] = {}
     for key, node in tree.walk():
         if node.value == "???":
-            parent = section_at(key[:-1], values)
-            wrong[key] = must_be_given(key, parent.model_fields.get(key[-1]) if parent else None)
+            wrong[key] = must_be_given(key, field_of(shape_at(key[:-1], values), key[-1]))
     tangled = {key: node for key, node in tree.walk() if not node.children and "${" in str(node.value)}
     if tangled:
         wrong |= _untangle(values, tangled)
@@ -159,3 +158,7 @@ def _origins(section: Section, node: Node, prefix: str = "") -> Iterator[tuple[s
         yield prefix + name, child.origin
         if isinstance(value, Section):
             yield from _origins(value, child, f"{prefix}{name}.")
+        for entry, inner in named_sections(value):
+            below = child.children.get(entry, Node(child.value, child.origin))
+            yield f"{prefix}{name}.{entry}", below.origin
+            yield from _origins(inner, below, f"{prefix}{name}.{entry}.")

@@ -186,6 +186,7 @@ class Generation(Section):
     top_k: Count | None = None
     stop_token_ids: tuple[int, ...] = ()  # besides the tokenizer's eos
     val_temperature: NotNegative = 0.0  # 0: greedy
+    val_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     timeout_s: Positive = 600.0  # of one response; past it the rollout has failed (infrastructure)
     engine: EngineChoice = TransformersEngine()
     colocated: Colocated = Colocated()
