@@ -28,9 +28,14 @@ from tandem.config.source import read_file, read_overrides, shown_path
 from tandem.config.tree import DEFAULT, Node, Origin, merge, without_defaults
 
 
-def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
-    """The config of a recipe (a shipped name or a path) under `key=value` overrides; ConfigError names all mistakes."""
+def load(recipe: str, overrides: Sequence[str] = (), *, forget: str | None = None) -> Loaded:
+    """The config of a recipe (a shipped name or a path) under `key=value` overrides; ConfigError names all mistakes.
+
+    What the recipe writes at the key `forget`, and below it, is left out: the overrides begin anew there.
+    """
     tree = read_recipe(find_recipe(recipe))
+    if forget is not None:
+        tree = forgotten(tree, forget.split("."))
     tree = without_defaults(merge(tree, read_overrides(overrides), Config))
     values, unresolved = _resolved(tree)
     config, wrong = _validated(values, _place(tree))
@@ -39,6 +44,21 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
     if loaded is None or messages:
         raise ConfigError(messages)
     return loaded
+
+
+def algorithm_of(recipe: str, overrides: Sequence[str]) -> str:
+    """`ppo` or `grpo`: which of them a recipe has, whatever else is right or wrong with it."""
+    tree = merge(read_recipe(find_recipe(recipe)), read_overrides(overrides), Config)
+    return "grpo" if "grpo" in tree.children and tree.children["grpo"].value is not None else "ppo"
+
+
+def forgotten(tree: Node, key: Sequence[str]) -> Node:
+    """The tree without what stands at a key."""
+    first, *rest = key
+    if first not in tree.children:
+        return tree
+    children = {name: child for name, child in tree.children.items() if name != first}
+    return Node({**children, first: forgotten(tree.children[first], rest)} if rest else children, tree.origin)
 
 
 def read_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> Node:

@@ -17,21 +17,6 @@ from tandem import cli
 QUICKSTART = Path(str(files("tandem"))) / "assets" / "quickstart"
 
 
-@pytest.fixture
-def tandem(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path):
-    """Run a command in an empty folder; give its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out + err
-
-    return run
-
-
 def model_without(tmp_path: Path, *, template: bool = True, eos: bool = True) -> Path:
     """A copy of the quickstart model that lacks something."""
     model = tmp_path / "model"
