@@ -30,7 +30,7 @@ class RowsData(Section):
     id_field: str | None = None  # None: the field `id` where rows have one, else file and line
     prompt_template: str | None = None  # None: data.prompt_template
     drop_repeats: bool = False  # take a row once that comes again with the same prompt and answer
-    max_rows: Count | None = None  # read these first ones only
+    max_rows: Count | None = None  # take these first ones only
 
 
 class FileData(RowsData):
@@ -57,7 +57,7 @@ class Preset(Section):
     path: str | None = None  # a file or folder, as of `file`; None: the hub
     revision: str | None = None  # a commit or tag of the data set on the hub
     prompt_template: str | None = None  # None: data.prompt_template
-    max_rows: Count | None = None
+    max_rows: Count | None = None  # take these first ones only
 
 
 class Gsm8kData(Preset):

@@ -59,6 +59,9 @@ def mixture_weights(loaded: Loaded) -> Iterator[str]:
     train, key = loaded.config.data.train, "data.train.weights"
     if not isinstance(train, MixtureData) or train.weights is None:
         return
+    if len(train.sources) == 1:
+        yield f"{loaded.at(key)} has no effect with one source alone: take it out, or add a source"
+        return
     names = ", ".join(train.sources)
     if unknown := [name for name in train.weights if name not in train.sources]:
         yield f"{loaded.at(key)} names {', '.join(unknown)}, but the sources are {names}: take it out"

@@ -51,15 +51,21 @@ def json_records(path: Path, columns: Iterable[str]) -> Iterator[Record]:
     if first_character(path) == b"[":
         yield from listed(path)
         return
-    for number, line in lines(path):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            yield Record(place, f"{path.name}:{number}", json.loads(line))
-        except json.JSONDecodeError as error:
-            bad = BadRow(f"{place}: is not JSON ({error}): {shortened(line)} Wanted: one JSON object a line")
-            yield Record(place, f"{path.name}:{number}", bad)
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.strip():
+                yield Record(f"{path}:{number}", f"{path.name}:{number}", json_value(path, number, raw))
+
+
+def json_value(path: Path, number: int, raw: bytes) -> object:
+    """What a line says, or the BadRow that it is."""
+    try:
+        line = decoded(path, number, raw)
+        return json.loads(line)
+    except BadRow as error:
+        return error
+    except json.JSONDecodeError as error:
+        return BadRow(f"{path}:{number}: is not JSON ({error}): {shortened(line)} Wanted: one JSON object a line")
 
 
 def first_character(path: Path) -> bytes:
@@ -108,10 +114,15 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers. ValueError where one is not UTF-8."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: is not UTF-8 ({error}): convert the file to UTF-8") from error
+            yield number, decoded(path, number, raw)
+
+
+def decoded(path: Path, number: int, raw: bytes) -> str:
+    """A line as text. BadRow where it is not UTF-8."""
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRow(f"{path}:{number}: is not UTF-8 ({error}): convert the file to UTF-8") from error
 
 
 def shortened(line: str) -> str:

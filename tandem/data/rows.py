@@ -83,7 +83,8 @@ def read_rows(records: Iterable[Record], reading: Reading, what: str) -> list[Ro
     places: dict[str, str] = {}
     seen: set[tuple[object, ...]] = set()
     repeats = count = 0
-    for count, record in enumerate(records, start=1):
+    for record in records:
+        count += 1
         try:
             row = row_of(record, reading)
             if reading.drop_repeats and (key := (row.question, row.answer, row.before)) in seen:
@@ -102,7 +103,7 @@ def read_rows(records: Iterable[Record], reading: Reading, what: str) -> list[Ro
             if reading.on_bad_row == "error":
                 raise BadRow(f"{error} (data.on_bad_row=skip leaves such rows out)") from error
             bad.append(error)
-        if count == reading.max_rows:
+        if len(rows) == reading.max_rows:
             break
     if repeats:
         log.info("%s: %d of %d rows are repeats of others, taken once", what, repeats, count)
@@ -132,7 +133,10 @@ def row_of(record: Record, reading: Reading) -> Row:
             answer = fields.answer_of(answer)
         except BadRow as error:
             raise BadRow(f"{place}: field {fields.answer!r} {error}") from error
-    return Row(id_of(record.value, fields, record), question, answer, before, reading.template)
+    row = Row(id_of(record.value, fields, record), question, answer, before, reading.template)
+    if not all(map(writable, (row.id, question, answer, *(message.content for message in before)))):
+        raise BadRow(f"{place}: holds half of a surrogate pair (as \\ud83d), which no text in UTF-8 can: repair it")
+    return row
 
 
 def id_of(value: Mapping[str, object], fields: Fields, record: Record) -> str:
@@ -196,6 +200,17 @@ def field(value: Mapping[str, object], name: str, *, key: str, place: str) -> ob
     inner = value[first]
     assert isinstance(inner, Mapping), "it is not missing"
     return field(inner, rest, key=key, place=place)
+
+
+def writable(text: str) -> bool:
+    """Whether a text can be written in UTF-8. JSON's escapes can say halves of characters, which cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def text_of(value: object) -> str | None:

@@ -71,6 +71,13 @@ CASES = [
         "data.train.weights = {a: 1.0, b: 2.0, c: 3.0}|c|take it out",
     ),
     (
+        "mixture_weights",
+        PPO,
+        "data.train={name:mixture,sources:{a:{name:gsm8k}},weights:{a:1}}",
+        "data.train.weights=null",
+        "data.train.weights = {a: 1.0}|one source alone",
+    ),
+    (
         "equal_answers",
         PPO,
         f"{SETS} ppo.num_val_generations_per_prompt=4",

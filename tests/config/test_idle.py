@@ -202,6 +202,7 @@ CASES = [
 
 # keys of data sources, wherever one stands
 OF_SOURCES = [
+    ("data.on_bad_row=skip", [], GSM8K, "data.train.name = arithmetic"),
     ("data.train.split=test", GSM8K, ["data.train.path=null"], "data.train.path = x.jsonl"),
     ("data.train.revision=abc", GSM8K, ["data.train.path=null"], "data.train.path = x.jsonl"),
     (

@@ -8,7 +8,10 @@ from tandem.config.errors import ConfigError
 from tandem.config.load import load
 from tandem.config.recipes import find_recipe, shipped_recipes
 
-NEEDED = {"gsm8k_ppo": ["policy.model_name=some/model", "data.train.path=rows.jsonl"]}
+NEEDED = {
+    "gsm8k_ppo": ["policy.model_name=some/model", "data.train.path=rows.jsonl"],
+    "evaluate": ["policy.model_name=some/model"],
+}
 
 
 def test_a_shipped_name_is_its_file():

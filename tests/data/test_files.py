@@ -90,9 +90,10 @@ def test_a_bad_file_is_refused_with_its_place(read, name, content, message):
 
 
 def test_a_bad_line_is_a_row_that_can_be_skipped(read, caplog):
-    rows = read(GOOD + "not json\n" + GOOD + "{}\n", on_bad_row="skip")
+    torn = b'{"question": "caf\xe9", "answer": 1}\n'
+    rows = read(GOOD.encode() + b"not json\n" + GOOD.encode() + torn + b"{}\n", on_bad_row="skip")
     assert [row.id for row in rows] == ["rows.jsonl:1", "rows.jsonl:3"]
-    assert "2 of 4 rows skipped" in caplog.text
+    assert "3 of 5 rows skipped" in caplog.text
     assert "rows.jsonl:2: is not JSON" in caplog.text
 
 
