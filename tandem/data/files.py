@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tandem.data.parquet import parquet_records
-from tandem.data.rows import BadRow, Record
+from tandem.data.rows import BadRow, Fields, Record
 
 LONGEST_CELL = 1 << 30  # characters of a CSV cell; the csv module's own limit of 131,072 is short for a long prompt
 
 
-def file_records(given: str, columns: Iterable[str]) -> Iterator[Record]:
-    """The records of a file or of a folder's files in the order of their names; `columns` is all that will be read."""
+def file_records(given: str, fields: Fields) -> Iterator[Record]:
+    """The records of a file, or of a folder's files in the order of their names; `fields` are what will be read."""
     for path in files_of(given):
-        yield from READERS[path.suffix.lower()](path, columns)
+        yield from READERS[path.suffix.lower()](path, fields)
 
 
 def files_of(given: str) -> list[Path]:
@@ -46,7 +46,7 @@ def files_of(given: str) -> list[Path]:
     return files
 
 
-def json_records(path: Path, columns: Iterable[str]) -> Iterator[Record]:
+def json_records(path: Path, fields: Fields) -> Iterator[Record]:
     """One object a line, or one list of objects. A line that cannot be read is a bad row. Blank lines are skipped."""
     if first_character(path) == b"[":
         yield from listed(path)
@@ -61,10 +61,11 @@ def json_value(path: Path, number: int, raw: bytes) -> object:
     """What a line says, or the BadRow that it is."""
     try:
         line = decoded(path, number, raw)
-        return json.loads(line)
     except BadRow as error:
         return error
-    except json.JSONDecodeError as error:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError: of a number with thousands of digits too
         return BadRow(f"{path}:{number}: is not JSON ({error}): {shortened(line)} Wanted: one JSON object a line")
 
 
@@ -83,11 +84,13 @@ def listed(path: Path) -> Iterator[Record]:
         entries = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: is not JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON ({error})") from error
     for number, entry in enumerate(entries, start=1):
         yield Record(f"{path}, entry {number}", f"{path.name}:{number}", entry)
 
 
-def csv_records(path: Path, columns: Iterable[str]) -> Iterator[Record]:
+def csv_records(path: Path, fields: Fields) -> Iterator[Record]:
     """Comma-separated cells under a header. Every value is a text."""
     csv.field_size_limit(LONGEST_CELL)
     reader = csv.reader((line for _, line in lines(path)), strict=True)
@@ -131,7 +134,7 @@ def shortened(line: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...") + "."
 
 
-READERS: dict[str, Callable[[Path, Iterable[str]], Iterator[Record]]] = {
+READERS: dict[str, Callable[[Path, Fields], Iterator[Record]]] = {
     ".jsonl": json_records,
     ".ndjson": json_records,
     ".json": json_records,

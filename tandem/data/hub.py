@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 from tandem.config.data import HubData
-from tandem.data.rows import Record
+from tandem.data.rows import Fields, Record
 
 BATCH = 1024  # rows that are Python objects at one time
 # Files that `save_to_disk` of the library writes: of one split, and of several.
 SAVED_SPLIT, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 
-def hub_records(config: HubData, columns: Iterable[str], way_out: str) -> Iterator[Record]:
+def hub_records(config: HubData, fields: Fields, way_out: str) -> Iterator[Record]:
     """The rows of one split, counted from 1. `way_out` is the key that reads a local copy of them instead.
 
     ValueError saying what to do when the data set cannot be had: no package, no network, no such name or split.
@@ -27,9 +27,8 @@ def hub_records(config: HubData, columns: Iterable[str], way_out: str) -> Iterat
             f" or download its rows and set {way_out}"
         ) from error
     table = load(datasets, config, way_out).with_format("arrow")
-    wanted = set(columns)
-    if wanted <= set(table.column_names):
-        table = table.select_columns(sorted(wanted))
+    if (columns := fields.columns(table.column_names)) is not None:
+        table = table.select_columns(columns)
     number = 0
     for batch in table.iter(batch_size=BATCH):
         for value in batch.to_pylist():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.data.rows import Record
+from tandem.data.rows import Fields, Record
 
 BATCH = 1024  # rows that are Python objects at one time
 
 
-def parquet_records(path: Path, columns: Iterable[str]) -> Iterator[Record]:
-    """The rows of one file. Only `columns` are read where the file has them all. Rows are counted from 1."""
+def parquet_records(path: Path, fields: Fields) -> Iterator[Record]:
+    """The rows of one file, counted from 1. Columns that `fields` has no use for are not read."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -19,9 +19,8 @@ def parquet_records(path: Path, columns: Iterable[str]) -> Iterator[Record]:
         raise ValueError(f"reading {path} needs the extra `datasets`: uv sync --extra datasets") from error
     try:
         with parquet.ParquetFile(path) as file:
-            wanted = set(columns) & set(file.schema_arrow.names)
             number = 0
-            for batch in file.iter_batches(BATCH, columns=sorted(wanted) if wanted >= set(columns) else None):
+            for batch in file.iter_batches(BATCH, columns=fields.columns(file.schema_arrow.names)):
                 for value in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}, row {number}", f"{path.name}:{number}", value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,10 +59,14 @@ class Fields:
     needs_id: bool = True  # else the place names a record that has no such field
     answer_of: Callable[[str], str] | None = None  # the part of the answer to compare with; raises BadRow
 
-    @property
-    def columns(self) -> set[str]:
-        """The first parts of the names: columns of a table."""
-        return {name.split(".")[0] for name in (self.prompt, self.answer, self.id or "id")}
+    def columns(self, there: Collection[str]) -> list[str] | None:
+        """Which of a table's columns to read. None: all, for one is missing and a message will name those there are."""
+        id_name = self.id or "id"
+        heads = {name: name if name in there else name.split(".")[0] for name in (self.prompt, self.answer, id_name)}
+        needed = [heads[self.prompt], heads[self.answer], *([heads[id_name]] if self.id and self.needs_id else [])]
+        if not set(needed) <= set(there):
+            return None
+        return sorted({*needed, heads[id_name]} & set(there))
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ def rows_of(
             return [Row(f"{source.split}:{index}", one.question, str(one.answer)) for index, one in enumerate(drawn)]
         case FileData():
             reading = reading_of(source, on_bad_row)
-            return read_rows(file_records(source.path, reading.fields.columns), reading, f"data file {source.path}")
+            return read_rows(file_records(source.path, reading.fields), reading, f"data file {source.path}")
         case HubData():
             reading = reading_of(source, on_bad_row)
-            records = hub_records(source, reading.fields.columns, f"{key}.name=file and {key}.path=FILE")
+            records = hub_records(source, reading.fields, f"{key}.name=file and {key}.path=FILE")
             return read_rows(records, reading, f"data set {source.dataset} ({source.split})")
         case MixtureData():
             return list(mixed(source, seed, on_bad_row, key))
@@ -48,8 +48,8 @@ def preset_rows(source: Preset, on_bad_row: BadRows, key: str) -> list[Row]:
     known = public_set(source)
     reading = Reading(known.fields, on_bad_row, known.drop_repeats, source.max_rows, source.prompt_template)
     if source.path is not None:
-        return read_rows(file_records(source.path, known.fields.columns), reading, f"data file {source.path}")
-    records = hub_records(known.on_hub(source.revision), known.fields.columns, f"{key}.path=FILE")
+        return read_rows(file_records(source.path, known.fields), reading, f"data file {source.path}")
+    records = hub_records(known.on_hub(source.revision), known.fields, f"{key}.path=FILE")
     return read_rows(records, reading, f"data set {known.dataset} ({known.split})")
 
 

@@ -99,6 +99,16 @@ def test_repeats_are_taken_once_and_counted(caplog):
     assert len(read(one(), one())) == 2  # without an id of their own they are two questions, unless told
 
 
+def test_a_table_is_read_by_the_columns_that_are_wanted():
+    there = ["question", "answer", "solution", "id", "meta", "a.b"]
+    assert FIELDS.columns(there) == ["answer", "id", "question"]
+    assert FIELDS.columns(["question", "answer", "solution"]) == ["answer", "question"]
+    assert Fields("question", "meta.answer", "a.b").columns(there) == ["a.b", "meta", "question"]
+    assert Fields("question", "answer", "uuid", needs_id=False).columns(there) == ["answer", "question"]
+    assert Fields("question", "answer", "uuid").columns(there) is None
+    assert Fields("problem", "answer").columns(there) is None
+
+
 def test_max_rows_reads_no_further():
     def endless():
         yield from records(one(), {}, one("r"))
