@@ -48,6 +48,8 @@ def load(datasets: ModuleType, config: HubData, way_out: str):
     try:
         if saved:
             table = datasets.load_from_disk(str(folder))
+            if saved == SAVED_SPLIT and table.split is not None and str(table.split) != config.split:
+                raise ValueError(f"it holds the split {table.split}")
             return table[config.split] if saved == SAVED_SPLITS else table
         name = str(folder) if folder.is_dir() else config.dataset
         return datasets.load_dataset(name, config.subset, split=config.split, revision=config.revision)

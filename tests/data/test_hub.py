@@ -52,6 +52,9 @@ def test_what_the_library_saved_is_read(tmp_path):
     assert len(rows_of(hub(tmp_path / "several", split="test"), 0)) == 5
     with pytest.raises(ValueError, match=r"split train\) could not be loaded .* check its name, subset and split"):
         rows_of(hub(tmp_path / "several"), 0)
+    datasets.Dataset.from_list(RECORDS[:5], split="test").save_to_disk(tmp_path / "test")
+    with pytest.raises(ValueError, match=r"split train\) could not be loaded \(it holds the split test\)"):
+        rows_of(hub(tmp_path / "test"), 0)
     with pytest.raises(ValueError, match="`subset` has no effect"):
         rows_of(hub(tmp_path / "one", subset="main"), 0)
 
