@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tandem.config.data import ArithmeticData, Gsm8kData, MixtureData, RowsData, Source, own_template
 from tandem.config.loaded import Loaded
 
+MEASURED = ("accuracy", "reward", "length", "truncated", "failed")  # by every validation
 HELD_OUT = {"arithmetic": "validation", "gsm8k": "test"}
 
 
@@ -91,6 +92,24 @@ def equal_answers(loaded: Loaded) -> Iterator[str]:
         )
 
 
+def validation_metric(loaded: Loaded) -> Iterator[str]:
+    """Checkpoints are ranked by a metric that validation measures."""
+    key, kind = "checkpointing.metric_name", "val:"
+    metric, sets = loaded.values[key], [name for name in loaded.config.data.validation_sets if name]
+    if not metric.startswith(kind) or loaded.config.data.validation is None:
+        return
+    count = loaded.values[f"{loaded.algorithm}.num_val_generations_per_prompt"]
+    several = [f"pass@{k}" for k in range(2, count + 1) if k == count or k & (k - 1) == 0]
+    known = [*MEASURED, *several, *([f"mean@{count}"] if several else [])]
+    name = metric.removeprefix(kind)
+    head, _, rest = name.partition("/")
+    if head in sets:
+        name = rest
+    if name not in known and not name.startswith("reward/"):
+        of_sets = f", or {kind}SET/X, SET one of {', '.join(sets)}" if sets else ""
+        yield f"{loaded.at(key)} is not measured: give {kind}X, X one of {', '.join(known)} or reward/PART{of_sets}"
+
+
 DATA_RULES = (
     prompt_template,
     answer_in_prompt,
@@ -98,4 +117,5 @@ DATA_RULES = (
     mixture_weights,
     never_validates,
     equal_answers,
+    validation_metric,
 )

@@ -47,9 +47,9 @@ class Evaluator:
         self._batch = batch
         self._answers = answers
 
-    async def __call__(self, step: int) -> Metrics:
-        """`val/NAME/...` of each set, and `val/...` of all prompts together."""
-        played = {name: await self._answer(name, dataset) for name, dataset in self._sets.items()}
+    async def __call__(self, step: int, moved: Callable[[], None]) -> Metrics:
+        """`val/NAME/...` of each set, and `val/...` of all prompts together. `moved` is called after each prompt."""
+        played = {name: await self._answer(name, dataset, moved) for name, dataset in self._sets.items()}
         self._write(step, {name: answered for name, (answered, _) in played.items()})
         parts = {name: metrics_of(answered, failed) for name, (answered, failed) in played.items()}
         metrics = under("val/", merge(*parts.values()))
@@ -57,7 +57,7 @@ class Evaluator:
             metrics |= under(f"val/{name}/", part) if name else {}
         return metrics
 
-    async def _answer(self, name: str, dataset: Dataset) -> tuple[list[Answered], int]:
+    async def _answer(self, name: str, dataset: Dataset, moved: Callable[[], None]) -> tuple[list[Answered], int]:
         """What was answered of a set, in its order, and how many prompts failed."""
         count = min(self._max_samples or len(dataset), len(dataset))
         failures: list[RolloutFailed] = []
@@ -71,6 +71,8 @@ class Evaluator:
                 except RolloutFailed as failure:
                     failures.append(failure)
                     return None
+                finally:
+                    moved()
 
         async with asyncio.TaskGroup() as plays:
             tasks = [plays.create_task(one(index)) for index in range(count)]

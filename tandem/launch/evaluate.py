@@ -177,7 +177,7 @@ async def evaluate(config: Config, target: Target, answers: Path) -> Metrics:
             await Publisher(machinery.carrier(), [house.engine], drain=True, recompute_kv=False).publish(0)
         evaluator = build_evaluator(config, house, answers)
         assert evaluator is not None, "checked above"
-        return await evaluator(target.step)
+        return await evaluator(target.step, lambda: None)
     finally:
         await machinery.close()
 

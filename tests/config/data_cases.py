@@ -78,6 +78,21 @@ CASES = [
         "data.train.weights = {a: 1.0}|one source alone",
     ),
     (
+        "validation_metric",
+        PPO,
+        f"{SETS} checkpointing.metric_name=val:c/accuracy",
+        "checkpointing.metric_name=val:a/accuracy",
+        'checkpointing.metric_name = "val:c/accuracy"|val:SET/X, SET one of a, b',
+    ),
+    (
+        "validation_metric",
+        PPO,
+        f"data.validation={ROWS} ppo.num_val_generations_per_prompt=6 policy.generation.val_temperature=1 "
+        "checkpointing.metric_name=val:pass@3",
+        "checkpointing.metric_name=val:pass@4",
+        'checkpointing.metric_name = "val:pass@3"|pass@2, pass@4, pass@6, mean@6 or reward/PART',
+    ),
+    (
         "equal_answers",
         PPO,
         f"{SETS} ppo.num_val_generations_per_prompt=4",

@@ -38,7 +38,9 @@ def sample(prompt, reward, *, components=None):
 
 def evaluated(sets, play, tmp_path, *, max_samples=None, batch=100):
     evaluator = Evaluator(sets, play, max_samples=max_samples, batch=batch, answers=tmp_path / "answers")
-    metrics = asyncio.run(evaluator(7))
+    calls = []
+    metrics = asyncio.run(evaluator(7, lambda: calls.append(None)))
+    assert len(calls) == sum(min(len(dataset), max_samples or len(dataset)) for dataset in sets.values())
     lines = (tmp_path / "answers" / "step_000007.jsonl").read_text(encoding="utf-8").splitlines()
     return {name: metric.value for name, metric in metrics.items()}, [json.loads(line) for line in lines]
 
@@ -125,4 +127,4 @@ def test_a_set_of_which_nothing_can_be_scored_ends_the_run(tmp_path):
         raise RolloutFailed("no judge")
 
     with pytest.raises(ValueError, match="none of the 3 validation prompts of a could be scored; the first: no judge"):
-        asyncio.run(Evaluator({"a": Numbers(3)}, play, max_samples=None, batch=2, answers=tmp_path)(0))
+        asyncio.run(Evaluator({"a": Numbers(3)}, play, max_samples=None, batch=2, answers=tmp_path)(0, list))

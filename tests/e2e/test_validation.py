@@ -16,8 +16,7 @@ SETS = (
 OFTEN = (SETS, "{0}.val_period=1", "{0}.num_val_generations_per_prompt=2", "{0}.val_batch_size=4")
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_grpo"])
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize(("recipe", "temperature"), [("quickstart", 1.0), ("quickstart_grpo", 0.0)])
 def test_a_run_with_validation_trains_the_same_bits(tmp_path: Path, recipe: str, temperature: float):
     algorithm = "grpo" if recipe.endswith("grpo") else "ppo"
     validates = [each.format(algorithm) if "{0}" in each else each for each in OFTEN]
