@@ -59,7 +59,7 @@ class Prompts:
         try:
             return self._encode((*row.before, Message("user", asked)))
         except ValueError as error:
-            raise ValueError(f"prompt {row.id!r}: {error}") from error
+            raise ValueError(f"prompt {row.shown}: {error}") from error
 
     def _by_source(self, weights: Mapping[str, float]) -> dict[str, list[int]]:
         """The row numbers of each source."""
@@ -75,14 +75,14 @@ class Prompts:
     def _that_fit(self, rows: Sequence[Row], limit: int, on_too_long: Literal["error", "skip"]) -> list[Row]:
         lengths = [len(self._tokens(row)) for row in rows]
         fits = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-        too_long = [(row.id, length) for row, length in zip(rows, lengths, strict=True) if length > limit]
+        too_long = [(row, length) for row, length in zip(rows, lengths, strict=True) if length > limit]
         if not too_long:
             return fits
         first, length = too_long[0]
         what = (
             f"{len(too_long)} of {len(rows)} prompts are longer than the {limit} tokens that"
             " policy.max_total_sequence_length - policy.generation.max_new_tokens leaves for a prompt:"
-            f" first {first!r} with {length}, longest {max(length for _, length in too_long)}"
+            f" first {first.shown} with {length}, longest {max(length for _, length in too_long)}"
         )
         if on_too_long == "error" or not fits:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,12 @@ class Row:
     before: tuple[Message, ...] = ()
     template: str | None = None  # the source's own; None: data.prompt_template
     source: str = ""  # its name in a mixture
+    place: str = field(default="", compare=False)  # file and line, for messages
+
+    @property
+    def shown(self) -> str:
+        """How messages name it."""
+        return f"{self.id!r} ({self.place})" if self.place else repr(self.id)
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,8 @@ def row_of(record: Record, reading: Reading) -> Row:
         raise record.value
     if not isinstance(record.value, Mapping):
         raise BadRow(f"{place}: is {kind(record.value)}, not a JSON object. Wanted: {example_of(fields)}")
-    before, question = prompt_of(field(record.value, fields.prompt, key="prompt_field", place=place), fields, place)
-    found = field(record.value, fields.answer, key="answer_field", place=place)
+    before, question = prompt_of(value_of(record.value, fields.prompt, key="prompt_field", place=place), fields, place)
+    found = value_of(record.value, fields.answer, key="answer_field", place=place)
     answer = text_of(found)
     if answer is None:
         raise BadRow(f"{place}: field {fields.answer!r} is {kind(found)}; an answer must be a text or a number")
@@ -137,7 +143,7 @@ def row_of(record: Record, reading: Reading) -> Row:
             answer = fields.answer_of(answer)
         except BadRow as error:
             raise BadRow(f"{place}: field {fields.answer!r} {error}") from error
-    row = Row(id_of(record.value, fields, record), question, answer, before, reading.template)
+    row = Row(id_of(record.value, fields, record), question, answer, before, reading.template, place=place)
     if not all(map(writable, (row.id, question, answer, *(message.content for message in before)))):
         raise BadRow(f"{place}: holds half of a surrogate pair (as \\ud83d), which no text in UTF-8 can: repair it")
     return row
@@ -148,7 +154,7 @@ def id_of(value: Mapping[str, object], fields: Fields, record: Record) -> str:
     name = fields.id or "id"
     if not (fields.id and fields.needs_id) and missing(value, name):
         return record.id
-    found = field(value, name, key="id_field", place=record.place)
+    found = value_of(value, name, key="id_field", place=record.place)
     given = text_of(found)
     if given is None:
         raise BadRow(f"{record.place}: field {name!r} is {kind(found)}; an id must be a text or a number")
@@ -193,7 +199,7 @@ def missing(value: Mapping[str, object], name: str) -> bool:
     return not (dot and isinstance(inner, Mapping)) or missing(inner, rest)
 
 
-def field(value: Mapping[str, object], name: str, *, key: str, place: str) -> object:
+def value_of(value: Mapping[str, object], name: str, *, key: str, place: str) -> object:
     """A field of a record by its name or dotted path. BadRow naming the fields that there are."""
     if missing(value, name):
         there = ", ".join(map(repr, value)) or "none"
@@ -203,7 +209,7 @@ def field(value: Mapping[str, object], name: str, *, key: str, place: str) -> ob
     first, _, rest = name.partition(".")
     inner = value[first]
     assert isinstance(inner, Mapping), "it is not missing"
-    return field(inner, rest, key=key, place=place)
+    return value_of(inner, rest, key=key, place=place)
 
 
 def writable(text: str) -> bool:

@@ -86,6 +86,12 @@ def test_too_long_prompts_can_be_skipped_and_are_counted(caplog):
         prompts(max_prompt_tokens=1, on_too_long="skip")
 
 
+def test_a_prompt_that_is_too_long_is_named_by_file_and_line_too():
+    row = Row("17", "x" * 20, "1", place="rows.jsonl:3")
+    with pytest.raises(ValueError, match=r"first '17' \(rows\.jsonl:3\) with 20"):
+        prompts([*ROWS, row], max_prompt_tokens=15)
+
+
 def test_sources_become_rows(tmp_path):
     train = rows_of(ArithmeticData(name="arithmetic", size=50), seed=3)
     assert len({row.id for row in train}) == 50
