@@ -49,14 +49,42 @@ def check(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> 
 
 @app.command(name="eval")
 def evaluate(
-    target: Annotated[str, typer.Argument(help="A run directory, one of its checkpoints, or a recipe.")],
+    target: Annotated[
+        str,
+        typer.Argument(help="A run directory, one of its checkpoints, a model (a folder or a hub name), or a recipe."),
+    ],
     overrides: Overrides = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to score, instead of the recipe's data.validation: a file, a public set (gsm8k, math_500, ...), "
+            "or NAME:FILE for a local copy of one. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="The name of the verifier.", show_default="the recipe's, gsm8k for a model")
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="Answers to each prompt: pass@k, mean@k.", show_default=False)] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the answers; 0 is greedy.", show_default="the recipe's val_temperature")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Score the first prompts only.", show_default="all of --data, or the recipe's")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Prompts that are answered at one time.", show_default="the recipe's")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="A new folder for the answers.", show_default="evals/TIME, of a run in its folder"),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Score the validation set: with a run's newest checkpoint, one of its checkpoints, or a recipe's model."""
-    from tandem.launch.evaluate import evaluate_target
+    """Score data with a run's newest checkpoint, one of its checkpoints, a model, or a recipe's model."""
+    from tandem.launch.evaluate import Asked, evaluate_target
 
-    evaluate_target(target, overrides or [])
+    evaluate_target(target, overrides or [], Asked(tuple(data or ()), verifier, k, temperature, limit, batch, out))
 
 
 @app.command()

@@ -41,6 +41,8 @@ HOMES: dict[str, str | tuple[str, ...]] = {
     "transfer_queue": "plane/transfer_queue.py",
     "wandb": "metrics/wandb.py",
     "mlflow": "metrics/mlflow.py",
+    "datasets": "data/hub.py",
+    "pyarrow": "data/parquet.py",
 }
 
 

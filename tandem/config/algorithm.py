@@ -131,7 +131,9 @@ class Algorithm(Section):
     val_period: Annotated[int, Field(ge=0)] = 10  # 0: never during training
     val_at_start: bool = True
     val_at_end: bool = True
-    max_val_samples: Count = 256
+    max_val_samples: Count | None = 256  # prompts of each validation set, the first ones; None: all
+    num_val_generations_per_prompt: Count = 1  # more than one: pass@k and mean@k
+    val_batch_size: Count = 256  # validation prompts that are answered at one time
 
     @property
     def samples_per_step(self) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tandem.config.algorithm import Gae
 from tandem.config.idle import idle_keys
-from tandem.config.loaded import Loaded
+from tandem.config.loaded import Loaded, holds_sections, named_sections
 from tandem.config.run import Config
 from tandem.config.schema import Plain, plain
 from tandem.config.show import shown
@@ -84,7 +84,7 @@ def _lines(loaded: Loaded) -> Iterator[tuple[str, str]]:
     for key, value in loaded.values.items():
         *parents, name = key.split(".")
         left = "  " * len(parents) + name + ":"
-        if not isinstance(value, BaseModel):
+        if not holds_sections(value):
             left += f" {shown(value)}"
         yield left, f"{loaded.origins[key]}{', no effect here' if key in idle else ''}"
 
@@ -95,11 +95,14 @@ def _lambdas(estimator: Gae) -> str:
     return f"{policy}, {estimator.lambda_value:g}"
 
 
-def _without(section: BaseModel, idle: dict[str, str], prefix: str = "") -> dict[str, Plain]:
+def _without(value: Plain, idle: dict[str, str], prefix: str = "") -> Plain:
+    entries = list(value) if isinstance(value, BaseModel) else list(named_sections(value))
+    if not entries:
+        return plain(value)
     return {
-        name: _without(value, idle, f"{prefix}{name}.") if isinstance(value, BaseModel) else plain(value)
-        for name, value in section
-        if not (prefix + name in idle and value)
+        name: _without(inner, idle, f"{prefix}{name}.")
+        for name, inner in entries
+        if not (prefix + name in idle and inner)
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tandem.config.data import ArithmeticData, own_template
 from tandem.config.loaded import Loaded
 from tandem.config.schema import Plain
 
@@ -32,7 +33,10 @@ VALIDATING = (
     "{algorithm}.val_at_start",
     "{algorithm}.val_at_end",
     "{algorithm}.max_val_samples",
+    "{algorithm}.val_batch_size",
+    "{algorithm}.num_val_generations_per_prompt",
     "policy.generation.val_temperature",
+    "policy.generation.val_top_p",
     "logger.num_val_samples_to_print",
 )
 PENALISING = tuple(
@@ -82,6 +86,12 @@ TABLE = (
         for who in ("policy.generation", "value")
     ),
     Needs(VALIDATING, "data.validation", _on, "give data.validation"),
+    Needs(
+        ("policy.generation.val_top_p",),
+        "policy.generation.val_temperature",
+        _on,
+        "set policy.generation.val_temperature above 0",
+    ),
     Needs(SAVING, "checkpointing.enabled", _on, "set checkpointing.enabled=true"),
     Needs(PENALISING, PENALTY, _on, f"set {PENALTY} above 0"),
     Needs(
@@ -207,10 +217,22 @@ TABLE = (
 )
 
 
+def of_sources(loaded: Loaded) -> Iterator[Needs]:
+    """What the keys of data sources need: they stand wherever a source does."""
+    for key, _ in loaded.config.data.sources():
+        yield Needs((f"{key}.split", f"{key}.revision"), f"{key}.path", _off, f"take {key}.path back")
+    if all(isinstance(source, ArithmeticData) for _, source in loaded.config.data.sources()):
+        way_out = "its rows are made here and never bad: give rows of your own"
+        yield Needs(("data.on_bad_row",), "data.train.name", lambda _: False, way_out)
+    own = [f"{key}.prompt_template" for key, source in loaded.config.data.sources() if own_template(source)]
+    if len(own) == len(list(loaded.config.data.sources())):
+        yield Needs(("data.prompt_template",), own[0], _off, f"take {own[0]} back")
+
+
 def idle_keys(loaded: Loaded) -> dict[str, str]:
     """Every key without an effect in this run, set or not, and why."""
     found: dict[str, str] = {}
-    for needs in TABLE:
+    for needs in (*TABLE, *of_sources(loaded)):
         cause = needs.cause.format(algorithm=loaded.algorithm)
         if cause not in loaded.values or needs.active(loaded.values[cause]):
             continue

@@ -16,21 +16,26 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from tandem.config.errors import ConfigError
-from tandem.config.loaded import Loaded
+from tandem.config.loaded import Loaded, named_sections
 from tandem.config.mistakes import Key, mistakes, must_be_given
 from tandem.config.recipes import find_recipe
 from tandem.config.rules import broken_rules
 from tandem.config.run import Config
-from tandem.config.schema import Plain, completed, section_at
+from tandem.config.schema import Plain, completed, field_of, shape_at
 from tandem.config.section import Section
 from tandem.config.show import shown
 from tandem.config.source import read_file, read_overrides, shown_path
 from tandem.config.tree import DEFAULT, Node, Origin, merge, without_defaults
 
 
-def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
-    """The config of a recipe (a shipped name or a path) under `key=value` overrides; ConfigError names all mistakes."""
+def load(recipe: str, overrides: Sequence[str] = (), *, forget: str | None = None) -> Loaded:
+    """The config of a recipe (a shipped name or a path) under `key=value` overrides; ConfigError names all mistakes.
+
+    What the recipe writes at the key `forget`, and below it, is left out: the overrides begin anew there.
+    """
     tree = read_recipe(find_recipe(recipe))
+    if forget is not None:
+        tree = forgotten(tree, forget.split("."))
     tree = without_defaults(merge(tree, read_overrides(overrides), Config))
     values, unresolved = _resolved(tree)
     config, wrong = _validated(values, _place(tree))
@@ -39,6 +44,21 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
     if loaded is None or messages:
         raise ConfigError(messages)
     return loaded
+
+
+def algorithm_of(recipe: str, overrides: Sequence[str]) -> str:
+    """`ppo` or `grpo`: which of them a recipe has, whatever else is right or wrong with it."""
+    tree = merge(read_recipe(find_recipe(recipe)), read_overrides(overrides), Config)
+    return "grpo" if "grpo" in tree.children and tree.children["grpo"].value is not None else "ppo"
+
+
+def forgotten(tree: Node, key: Sequence[str]) -> Node:
+    """The tree without what stands at a key."""
+    first, *rest = key
+    if first not in tree.children:
+        return tree
+    children = {name: child for name, child in tree.children.items() if name != first}
+    return Node({**children, first: forgotten(tree.children[first], rest)} if rest else children, tree.origin)
 
 
 def read_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> Node:
@@ -71,8 +91,7 @@ def _resolved(tree: Node) -> tuple[dict[str, Plain], dict[Key, str]]:
     wrong: dict[Key, str] = {}
     for key, node in tree.walk():
         if node.value == "???":
-            parent = section_at(key[:-1], values)
-            wrong[key] = must_be_given(key, parent.model_fields.get(key[-1]) if parent else None)
+            wrong[key] = must_be_given(key, field_of(shape_at(key[:-1], values), key[-1]))
     tangled = {key: node for key, node in tree.walk() if not node.children and "${" in str(node.value)}
     if tangled:
         wrong |= _untangle(values, tangled)
@@ -159,3 +178,7 @@ def _origins(section: Section, node: Node, prefix: str = "") -> Iterator[tuple[s
         yield prefix + name, child.origin
         if isinstance(value, Section):
             yield from _origins(value, child, f"{prefix}{name}.")
+        for entry, inner in named_sections(value):
+            below = child.children.get(entry, Node(child.value, child.origin))
+            yield f"{prefix}{name}.{entry}", below.origin
+            yield from _origins(inner, below, f"{prefix}{name}.{entry}.")

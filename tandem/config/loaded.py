@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from tandem.config.run import Config
 from tandem.config.schema import Plain
+from tandem.config.section import Section
 from tandem.config.show import shown
 from tandem.config.tree import DEFAULT, Origin
 
@@ -39,7 +40,7 @@ class Loaded:
     def at(self, key: str) -> str:
         """`key = value (origin)`, as messages name it."""
         value = self.values.get(key)
-        if isinstance(value, BaseModel):
+        if holds_sections(value):
             return f"{key} ({self.origins[key]})"
         return f"{key} = {shown(value)} ({self.origins.get(key, DEFAULT)})"
 
@@ -50,3 +51,17 @@ def flat(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Plain]]:
         yield prefix + name, value
         if isinstance(value, BaseModel):
             yield from flat(value, f"{prefix}{name}.")
+        for entry, inner in named_sections(value):
+            yield f"{prefix}{name}.{entry}", inner
+            yield from flat(inner, f"{prefix}{name}.{entry}.")
+
+
+def named_sections(value: Plain) -> Iterator[tuple[str, Section]]:
+    """The sections of a mapping that holds some by name; of anything else none."""
+    if isinstance(value, Mapping):
+        yield from ((name, inner) for name, inner in value.items() if isinstance(inner, Section))
+
+
+def holds_sections(value: Plain) -> bool:
+    """Whether a value is a section, or sections by name: it has keys of its own."""
+    return isinstance(value, BaseModel) or any(True for _ in named_sections(value))

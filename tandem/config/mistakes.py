@@ -11,7 +11,19 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tandem.config.run import Config
-from tandem.config.schema import Plain, all_keys, choices, chosen, names_of, section_at, sections_of, wanted
+from tandem.config.schema import (
+    Plain,
+    Shape,
+    all_keys,
+    choices,
+    chosen,
+    field_of,
+    names_of,
+    sections_of,
+    shape_at,
+    shape_of,
+    wanted,
+)
 from tandem.config.section import Section
 from tandem.config.show import shown
 
@@ -70,14 +82,14 @@ def unknown_key(key: Sequence[str], values: Mapping[str, Plain], place: Place) -
     if last in OTHERWISE:
         name, value = OTHERWISE[last]
         return f"{place(key)}: unknown key; write {'.'.join([*parents, name])}={value}"
-    section = section_at(parents, values)
-    assert section is not None
+    section = shape_at(parents, values)
+    assert isinstance(section, type), "a mapping by names knows every name"
     same = list(dict.fromkeys(known for known in all_keys() if known.split(".")[-1] == last.split(".")[-1]))
-    siblings = [known for known in same if known.split(".")[:-1] == parents]
+    siblings = [variant for variant in _variants(parents, values) if last in variant.model_fields]
     same = [known for known in same if _is_set(known.split(".")[:-1], values)] or same
     near = get_close_matches(last, section.model_fields, n=1, cutoff=0.6)
     if siblings:
-        name = next(n for s in _variants(parents, values) if last in s.model_fields for n in names_of(s))
+        name = names_of(siblings[0])[0]
         hint = f"it belongs to {'.'.join(parents)}.name = {name}, here the name is {names_of(section)[0]}"
     elif same and not get_close_matches(last, near, cutoff=0.9):
         hint = f"did you mean {' or '.join(same[:3])}?"
@@ -96,23 +108,25 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[Key, FieldInfo | None, bool]:
     True if the error is inside a list or a mapping: then the key is that of the whole.
     """
     key: list[str] = []
-    section: type[Section] | None = Config
+    shape: Shape | None = Config
     field: FieldInfo | None = None
     for part in loc:
-        if field is not None and len(sections_of(field.annotation)) > 1 and section is None:
-            section = chosen(field, part)
+        if field is not None and len(sections_of(field.annotation)) > 1 and shape is None:
+            shape = chosen(field, part)
             continue
-        if section is None and key:
+        if shape is None and key:
             return tuple(key), field, True
-        assert section is not None
         key.append(str(part))
-        field = section.model_fields.get(str(part))
+        field = field_of(shape, str(part))
         inner = sections_of(field.annotation) if field is not None else ()
-        section = inner[0] if len(inner) == 1 else None
+        only = inner[0] if len(inner) == 1 else None
+        shape = (shape_of(field) if field is not None else None) or only
     return tuple(key), field, False
 
 
 def _message(detail: ErrorDetails, key: Key, field: FieldInfo | None, values: Mapping[str, Plain], place: Place) -> str:
+    if detail["loc"][-1] == "[key]":
+        return f"{place(key)}: {shown(key[-1])} is no name: use letters, digits, _ and -"
     match detail["type"]:
         case "extra_forbidden":
             return unknown_key(key, values, place)
@@ -141,7 +155,7 @@ def _wrong_value(key: Key, field: FieldInfo, values: Mapping[str, Plain], place:
         return f"{place(key)}: got {shown(whole)}{_nearest(whole, named)}"
     want = wanted(field)
     do = ""
-    if sections_of(field.annotation):
+    if shape_of(field) is None and sections_of(field.annotation):
         do = "; write {} for its defaults" if whole is not None else "; leave it out for its defaults"
     elif isinstance(whole, str) and "number" in want and _NUMBER.fullmatch(whole):
         do = "; without quotes"
@@ -166,5 +180,5 @@ def _is_set(key: Sequence[str], values: Mapping[str, Plain]) -> bool:
 
 
 def _variants(key: Sequence[str], values: Mapping[str, Plain]) -> tuple[type[Section], ...]:
-    parent = section_at(key[:-1], values)
-    return sections_of(parent.model_fields[key[-1]].annotation) if parent and key else ()
+    field = field_of(shape_at(key[:-1], values), key[-1]) if key else None
+    return sections_of(field.annotation) if field is not None else ()

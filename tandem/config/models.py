@@ -188,6 +188,7 @@ class Generation(Section):
     # A response ends with the token that completes one of these, which stays in it.
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     val_temperature: NotNegative = 0.0  # 0: greedy
+    val_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     timeout_s: Positive = 600.0  # of one response; past it the rollout has failed (infrastructure)
     engine: EngineChoice = TransformersEngine()
     colocated: Colocated = Colocated()

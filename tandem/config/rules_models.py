@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from tandem.config.loaded import Loaded
 from tandem.config.models import VllmEngine
-from tandem.config.run import ArithmeticData, JsonlData
 
 
 def training_law(loaded: Loaded) -> Iterator[str]:
@@ -106,46 +105,6 @@ def of_torch_alone(loaded: Loaded) -> Iterator[str]:
             yield f"{loaded.at(key)} is not there with {loaded.at(backend)}: set {key}=full or none"
 
 
-def prompt_template(loaded: Loaded) -> Iterator[str]:
-    """The prompt holds the question."""
-    if "{question}" not in loaded.config.data.prompt_template:
-        yield (
-            f"{loaded.at('data.prompt_template')} has no {{question}}, so that every prompt would be the same text: "
-            f"put {{question}} where {loaded.at('data.train')} goes in"
-        )
-
-
-def answer_in_prompt(loaded: Loaded) -> Iterator[str]:
-    """The prompt does not hold the answer."""
-    for name in ("train", "validation"):
-        source = loaded.values[f"data.{name}"]
-        if isinstance(source, JsonlData) and source.prompt_field == source.answer_field:
-            prompt, answer = f"data.{name}.prompt_field", f"data.{name}.answer_field"
-            yield f"{loaded.at(prompt)} and {loaded.at(answer)} are one field: name the two fields of a row"
-
-
-def validation_split(loaded: Loaded) -> Iterator[str]:
-    """Validation does not score what was trained on."""
-    train, validation = loaded.config.data.train, loaded.config.data.validation
-    if not (isinstance(train, ArithmeticData) and isinstance(validation, ArithmeticData)):
-        return
-    if train.split == validation.split:
-        key = "data.validation.split"
-        other = "validation" if train.split == "train" else "train"
-        yield f"{loaded.at(key)} is the stream of {loaded.at('data.train.split')}: set {key}={other}"
-
-
-def never_validates(loaded: Loaded) -> Iterator[str]:
-    """Validation data are looked at."""
-    algorithm, section = loaded.config.algorithm, loaded.algorithm
-    if loaded.config.data.validation and not (algorithm.val_period or algorithm.val_at_start or algorithm.val_at_end):
-        times = ", ".join(loaded.at(f"{section}.{name}") for name in ("val_period", "val_at_start", "val_at_end"))
-        yield (
-            f"{loaded.at('data.validation')} is never used, with {times}: "
-            f"set {section}.val_at_end=true, or remove it (data.validation=null)"
-        )
-
-
 MODEL_RULES = (
     training_law,
     vllm_temperature,
@@ -155,8 +114,4 @@ MODEL_RULES = (
     compiled_layers,
     gradient_precision,
     of_torch_alone,
-    prompt_template,
-    answer_in_prompt,
-    validation_split,
-    never_validates,
 )

@@ -1,4 +1,4 @@
-"""The knobs of a run: data, environment, checkpoints, logs, machine; and the whole config."""
+"""The knobs of a run: environment, checkpoints, logs, machine; and the whole config."""
 
 from __future__ import annotations
 
@@ -8,40 +8,10 @@ from pydantic import Field
 
 from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
 from tandem.config.asynchrony import AsyncRl, Failures
+from tandem.config.data import Data
 from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
 from tandem.config.models import Policy, Reference, Value, VllmEngine
 from tandem.config.section import Section
-
-
-class ArithmeticData(Section):
-    """The built-in word problems: endless, split into disjoint streams."""
-
-    name: Literal["arithmetic"]
-    size: Count = 4096  # prompts of one epoch
-    split: Literal["train", "validation"] = "train"
-
-
-class JsonlData(Section):
-    """A local file of JSON lines."""
-
-    name: Literal["jsonl"]
-    path: Annotated[str, Field(examples=[".../train.jsonl"])]
-    prompt_field: str = "question"
-    answer_field: str = "answer"
-
-
-DataSource = Annotated[ArithmeticData | JsonlData, Field(discriminator="name")]
-
-
-class Data(Section):
-    """Where prompts come from and how they are put to the model."""
-
-    train: DataSource
-    validation: DataSource | None = None
-    shuffle: bool = True
-    prompt_template: str = "{question}"
-    system_prompt: str | None = None
-    on_too_long: Literal["error", "skip"] = "error"  # a prompt that leaves no room for max_new_tokens
 
 
 class ArithmeticVerifier(Section):

@@ -17,6 +17,17 @@ from tandem.config.section import Section
 Plain = Any
 
 
+class Named:
+    """A mapping of names, which the user chooses, to sections of one kind: `field` is what stands at each name."""
+
+    def __init__(self, annotation: object) -> None:
+        self.field = FieldInfo.from_annotation(get_args(annotation)[1])
+
+
+# What a mapping of the config is: a section, or sections by name.
+Shape = type[Section] | Named
+
+
 def sections_of(annotation: object) -> tuple[type[Section], ...]:
     """The section classes a field may hold; more than one is a union chosen by `name`."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
@@ -24,13 +35,28 @@ def sections_of(annotation: object) -> tuple[type[Section], ...]:
     return tuple(section for part in get_args(annotation) for section in sections_of(part))
 
 
+def shape_of(field: FieldInfo) -> Named | None:
+    """The sections by name that a field holds, if that is what it holds."""
+    named = get_origin(field.annotation) is dict and sections_of(field.annotation)
+    return Named(field.annotation) if named else None
+
+
+def field_of(shape: Shape | None, key: str) -> FieldInfo | None:
+    """What stands at a key of a mapping; None where the mapping has no such key."""
+    if isinstance(shape, Named):
+        return shape.field
+    return shape.model_fields.get(key) if shape is not None else None
+
+
 def names_of(section: type[Section]) -> tuple[str, ...]:
     """The values of `name` that choose this variant."""
     return get_args(section.model_fields["name"].annotation) if "name" in section.model_fields else ()
 
 
-def chosen(field: FieldInfo, name: Plain) -> type[Section] | None:
-    """The section class that a mapping with this `name` (or none) is, or None where there is no such variant."""
+def chosen(field: FieldInfo, name: Plain) -> Shape | None:
+    """What a mapping with this `name` (or none) is, or None where there is no such variant."""
+    if (named := shape_of(field)) is not None:
+        return named
     sections = sections_of(field.annotation)
     if len(sections) == 1:
         return sections[0]
@@ -39,21 +65,25 @@ def chosen(field: FieldInfo, name: Plain) -> type[Section] | None:
     return next((section for section in sections if name in names_of(section)), None)
 
 
-def section_at(key: Sequence[str], values: Mapping[str, Plain]) -> type[Section] | None:
-    """The section class at a place of a tree of values; None where the place holds no section."""
-    section: type[Section] | None = Config
+def shape_at(key: Sequence[str], values: Mapping[str, Plain]) -> Shape | None:
+    """What the mapping at a place of a tree of values is; None where the place holds no section."""
+    shape: Shape | None = Config
     for part in key:
-        if section is None or part not in section.model_fields:
+        field = field_of(shape, part)
+        if field is None:
             return None
         inner = values.get(part)
         values = inner if isinstance(inner, Mapping) else {}
-        section = chosen(section.model_fields[part], values.get("name"))
-    return section
+        shape = chosen(field, values.get("name"))
+    return shape
 
 
-def completed(values: Mapping[str, Plain], section: type[Section]) -> dict[str, Plain]:
+def completed(values: Mapping[str, Plain], section: Shape) -> dict[str, Plain]:
     """The values with every default written out; keys the section does not know stay as they are."""
     whole: dict[str, Plain] = {}
+    if isinstance(section, Named):
+        inners = {name: chosen(section.field, v.get("name")) for name, v in values.items() if isinstance(v, Mapping)}
+        return {name: completed(v, inner) if (inner := inners.get(name)) else v for name, v in values.items()}
     for name, field in section.model_fields.items():
         if name not in values:
             if not field.is_required():
@@ -69,6 +99,8 @@ def plain(value: Plain) -> Plain:
     """A default as YAML would hold it."""
     if isinstance(value, BaseModel):
         return {name: plain(inner) for name, inner in value}
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
@@ -76,8 +108,9 @@ def all_keys(section: type[Section] = Config, prefix: str = "") -> Iterator[str]
     """Every dotted key there is, over all variants of all unions."""
     for name, field in section.model_fields.items():
         yield prefix + name
+        below = f"{prefix}{name}.NAME." if shape_of(field) else f"{prefix}{name}."
         for inner in sections_of(field.annotation):
-            yield from all_keys(inner, f"{prefix}{name}.")
+            yield from all_keys(inner, below)
 
 
 def wanted(field: FieldInfo) -> str:
@@ -98,7 +131,7 @@ _SIMPLE = {NoneType: "null", bool: "true or false", int: "a whole number", float
 
 
 def _words(annotation: object, metadata: Sequence[object] = ()) -> str:
-    sections = sections_of(annotation)
+    sections = sections_of(annotation) if get_origin(annotation) is not dict else ()
     optional = " or null" if NoneType in get_args(annotation) else ""
     if len(sections) > 1:
         names = ", ".join(name for section in sections for name in names_of(section))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from tandem.config.run import Config
-from tandem.config.schema import Plain, chosen, sections_of
-from tandem.config.section import Section
+from tandem.config.schema import Named, Plain, Shape, chosen, field_of, sections_of, shape_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Node:
             yield from child.walk((*prefix, key))
 
 
-def merge(below: Node, above: Node, section: type[Section] | None) -> Node:
+def merge(below: Node, above: Node, section: Shape | None) -> Node:
     """One layer over another: mappings merge, else `above` replaces `below`. `section` is the class of both, if known.
 
     Where `above` chooses another variant of a union (`name: grpo` over a `name: gae`), what `below` wrote for its own
@@ -69,17 +68,22 @@ def merge(below: Node, above: Node, section: type[Section] | None) -> Node:
         if key not in children:
             children[key] = child
             continue
-        field = section.model_fields.get(key) if section else None
+        field = field_of(section, key)
         old = chosen(field, children[key].name) if field is not None else None
         children[key] = child if _other_variant(field, old, child) else merge(children[key], child, old)
     return Node(children, below.origin)
 
 
-def without_defaults(tree: Node, section: type[Section] | None = Config) -> Node:
-    """Take back every key whose value is the word `default`, where the section has a default for it."""
+def without_defaults(tree: Node, section: Shape | None = Config) -> Node:
+    """Take back every key whose value is the word `default`, where the section has a default for it.
+
+    Of sections that stand by names, null takes one out too: there it can mean nothing else.
+    """
     kept: dict[str, Node] = {}
     for key, child in tree.children.items():
-        field = section.model_fields.get(key) if section else None
+        field = field_of(section, key)
+        if isinstance(section, Named) and child.value in (None, "default"):
+            continue
         if field is not None and child.value == "default" and not field.is_required():
             continue
         inner = chosen(field, child.name) if field is not None else None
@@ -87,7 +91,7 @@ def without_defaults(tree: Node, section: type[Section] | None = Config) -> Node
     return Node(kept, tree.origin)
 
 
-def _other_variant(field: FieldInfo | None, old: type[Section] | None, above: Node) -> bool:
-    if field is None or above.name is None or len(sections_of(field.annotation)) < 2:
+def _other_variant(field: FieldInfo | None, old: Shape | None, above: Node) -> bool:
+    if field is None or above.name is None or shape_of(field) or len(sections_of(field.annotation)) < 2:
         return False
     return chosen(field, above.name) is not old

@@ -24,6 +24,10 @@ from tandem.types import Batch, EngineDied, Group, Metrics, merge
 log = logging.getLogger(__name__)
 
 
+# Validates after a step, and calls what it is given whenever it has come further: a long validation is no stall.
+Evaluate = Callable[[int, Callable[[], None]], Awaitable[Metrics]]
+
+
 class Clock(Protocol):
     """Measures named spans; gives their sums once a step."""
 
@@ -46,7 +50,7 @@ class Controller:
         plane: DataPlane,
         sync: WeightSync,
         gpus: Gpus,
-        evaluate: Callable[[int], Awaitable[Metrics]] | None,
+        evaluate: Evaluate | None,
         save: Callable[[Controller], Awaitable[object]] | None,
         clock: Clock,
         sinks: Sequence[Sink],
@@ -220,7 +224,7 @@ class Controller:
         if self._evaluate is None:
             return
         with self._waiting(f"validation at step {self.step}", "control/evaluate"):
-            metrics = await self._evaluate(self.step)
+            metrics = await self._evaluate(self.step, self.producer.watchdog.progress)
         self._validated_step = self.step
         self._write(flatten(metrics))
 

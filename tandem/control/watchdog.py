@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Ends the run, or warns, when neither a group has finished nor a step trained for `timeout_s`."""
+    """Ends the run, or warns, when no group has finished, no step trained and no validation moved for `timeout_s`."""
 
     def __init__(self, *, timeout_s: float, on_stall: Literal["end", "warn"], rollouts: Callable[[], str]) -> None:
         """`rollouts` describes what is in flight."""
@@ -36,7 +36,7 @@ class Watchdog:
                 self._waits[part] = outer
 
     def progress(self) -> None:
-        """A group has finished, or a step has been trained."""
+        """A group has finished, a step has been trained, or a validation prompt answered."""
         self._moved = now()
 
     async def watch(self) -> None:

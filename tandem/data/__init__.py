@@ -1,1 +1,1 @@
-"""Prompts by index: the built-in task, JSON-lines sources, and chat templates to token ids."""
+"""Prompts by index: the built-in task, sources of rows, and chat templates to token ids."""

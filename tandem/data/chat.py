@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.models import Tokenizer
+from tandem.data.rows import Message
 
 PROBE = "What is 2 + 3?"
 
@@ -44,9 +45,14 @@ class Chat:
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
         return hashlib.blake2b((vocabulary + self._template).encode(), digest_size=8).hexdigest()
 
-    def encode(self, question: str) -> tuple[int, ...]:
-        """The ids of a chat that ends where the assistant's answer begins."""
-        text = self._render(question, self._system_prompt)
+    def encode(self, chat: str | Sequence[Message]) -> tuple[int, ...]:
+        """The ids of a question, or of a whole chat, up to where the assistant's answer begins."""
+        messages = [Message("user", chat)] if isinstance(chat, str) else chat
+        if self._system_prompt is not None and messages[0].role == "system":
+            raise ValueError(
+                "its messages begin with a system message, and data.system_prompt is set too: remove one of them"
+            )
+        text = self._render(messages, self._system_prompt)
         # The template writes the special tokens itself: adding them here would double the BOS.
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -54,11 +60,11 @@ class Chat:
         """The text of a response, special tokens left out."""
         return text_of(self._tokenizer, tokens)
 
-    def _render(self, question: str, system_prompt: str | None) -> str:
+    def _render(self, messages: Sequence[Message], system_prompt: str | None) -> str:
         system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         try:
             text = self._tokenizer.apply_chat_template(
-                [*system, {"role": "user", "content": question}],
+                [*system, *({"role": message.role, "content": message.content} for message in messages)],
                 chat_template=self._template,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -84,7 +90,7 @@ class Chat:
                 raise ValueError(f"{where} has no effect: the chat template never reads {name!r}. Remove it")
 
     def _check_probe(self) -> None:
-        probe = self._render(PROBE, self._system_prompt)
+        probe = self._render([Message("user", PROBE)], self._system_prompt)
         if PROBE not in probe or not self.encode(PROBE):
             raise ValueError(
                 f"the chat template loses the question: {PROBE!r} became {probe!r}."

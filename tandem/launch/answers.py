@@ -13,14 +13,14 @@ def before_and_after(validation: Path, count: int) -> Iterator[str]:
     if len(files) < 2:
         return
     first, last = read_answers(files[0]), read_answers(files[-1])
-    changed = [id_ for id_ in first if id_ in last and first[id_]["response"] != last[id_]["response"]]
-    for id_ in changed[:count]:
-        yield f"question  {first[id_]['question']}"
-        yield f"  before  {' '.join(first[id_]['response'].split())}  ({first[id_]['reward']:g})"
-        yield f"  after   {' '.join(last[id_]['response'].split())}  ({last[id_]['reward']:g})"
+    changed = [key for key in first if key in last and first[key]["response"] != last[key]["response"]]
+    for key in changed[:count]:
+        yield f"question  {first[key]['question']}"
+        yield f"  before  {' '.join(first[key]['response'].split())}  ({first[key]['reward']:g})"
+        yield f"  after   {' '.join(last[key]['response'].split())}  ({last[key]['reward']:g})"
 
 
-def read_answers(file: Path) -> dict[str, dict]:
-    """The answers of one validation by prompt id."""
+def read_answers(file: Path) -> dict[tuple[str, str], dict]:
+    """The first answer to each prompt of one validation, by set ("" where there is one alone) and prompt id."""
     records = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    return {record["id"]: record for record in records}
+    return {(record.get("set", ""), record["id"]): record for record in records if not record["sample"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from tandem.algorithms.ppo import PPO
 from tandem.config import Config
 from tandem.config.check import to_yaml
+from tandem.config.data import MixtureData, Source
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints, Identity
@@ -18,7 +19,8 @@ from tandem.control.evaluate import Evaluator
 from tandem.control.plan import Plan
 from tandem.control.samplers import build_sampler
 from tandem.data.chat import Chat
-from tandem.data.prompts import Prompts, rows_of
+from tandem.data.prompts import Prompts
+from tandem.data.sources import rows_of
 from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.machinery import Machinery
@@ -39,8 +41,8 @@ class House:
 
     machinery: Machinery
     chat: Chat
-    train_set: Prompts
-    validation_set: Prompts | None
+    train_set: Prompts | None  # None: a house that only evaluates
+    validation_sets: Mapping[str, Prompts]
     engine: Engine
     env: Environment
     plane: DataPlane
@@ -48,19 +50,22 @@ class House:
     models: dict[str, Trainer] = field(default_factory=dict)
 
 
-async def build_house(config: Config, machinery: Machinery) -> House:
-    """Load data and tokenizer, start plane and engine: all that evaluation needs. Bad input is refused here."""
+async def build_house(config: Config, machinery: Machinery, *, trains: bool = True) -> House:
+    """Load data and tokenizer, start plane and engine: all that evaluation needs. Bad input is refused here.
+
+    Without `trains` the training data are not looked at.
+    """
     policy = config.policy
     tokenizer = load_tokenizer(policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code)
     chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt)
-    train_set = prompts(config, chat, validation=False)
-    validation_set = prompts(config, chat, validation=True) if config.data.validation else None
+    train_set = train_prompts(config, chat) if trains else None
+    validation_sets = {name: validation_prompts(config, chat, name) for name in config.data.validation_sets}
     shape = shape_of(policy.model_name, trust_remote_code=policy.trust_remote_code)
     check_length(config, shape.config.get_text_config().max_position_embeddings)
     env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
     plane = await machinery.start_plane()
     engine = await machinery.start_engine(chat.pad_token_id)
-    return House(machinery, chat, train_set, validation_set, engine, env, plane, architecture_of(shape))
+    return House(machinery, chat, train_set, validation_sets, engine, env, plane, architecture_of(shape))
 
 
 def check_length(config: Config, positions: int) -> None:
@@ -72,21 +77,41 @@ def check_length(config: Config, positions: int) -> None:
         )
 
 
-def prompts(config: Config, chat: Chat, *, validation: bool) -> Prompts:
-    """The training or the validation prompts, encoded and checked."""
+def train_prompts(config: Config, chat: Chat) -> Prompts:
+    """The training prompts, encoded and checked."""
+    train = config.data.train
+    weights = train.weights if isinstance(train, MixtureData) else None
+    return prompts(config, chat, train, "data.train", shuffle=config.data.shuffle, weights=weights)
+
+
+def validation_prompts(config: Config, chat: Chat, name: str) -> Prompts:
+    """The prompts of one validation set, encoded and checked."""
+    key = f"data.validation.sets.{name}" if name else "data.validation"
+    return prompts(config, chat, config.data.validation_sets[name], key, shuffle=False)
+
+
+def prompts(
+    config: Config,
+    chat: Chat,
+    source: Source | MixtureData,
+    key: str,
+    *,
+    shuffle: bool,
+    weights: Mapping[str, float] | None = None,
+) -> Prompts:
+    """The prompts of the source at `key`."""
     data = config.data
-    source = data.validation if validation else data.train
-    assert source is not None, "asked for validation prompts without data.validation"
-    rows = rows_of(source, config.seed)
+    rows = rows_of(source, config.seed, on_bad_row=data.on_bad_row, key=key)
     check_answers(config.env.verifier, ((row.id, row.answer) for row in rows))
     return Prompts(
         rows,
         chat.encode,
         template=data.prompt_template,
-        shuffle=data.shuffle and not validation,
+        shuffle=shuffle,
         seed=config.seed,
         max_prompt_tokens=config.policy.max_total_sequence_length - config.policy.generation.max_new_tokens,
         on_too_long=data.on_too_long,
+        weights=weights,
     )
 
 
@@ -100,19 +125,19 @@ def sampling_of(config: Config, chat: Chat, *, validation: bool) -> Sampling:
         stop_token_ids=(chat.eos_token_id, *generation.stop_token_ids),
         stop_strings=generation.stop_strings,
         top_k=None if validation else generation.top_k,
-        top_p=1.0 if validation else generation.top_p,
+        top_p=generation.val_top_p if validation else generation.top_p,
     )
 
 
 def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | None:
     """The validation of a run, or None without validation data."""
-    if house.validation_set is None:
+    if not house.validation_sets:
         return None
     roll_out = GroupRollOut(
         env=house.env,
         engine=house.engine,
         plane=house.plane,
-        samples=1,
+        samples=config.algorithm.num_val_generations_per_prompt,
         sampling=sampling_of(config, house.chat, validation=True),
         timeout_s=config.policy.generation.timeout_s,
         need_spread=False,
@@ -121,7 +146,13 @@ def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | 
     def play(prompt) -> Awaitable[list[Sample]]:
         return roll_out.play(prompt, attempt=0)
 
-    return Evaluator(house.validation_set, play, max_samples=config.algorithm.max_val_samples, answers=answers)
+    return Evaluator(
+        house.validation_sets,
+        play,
+        max_samples=config.algorithm.max_val_samples,
+        batch=config.algorithm.val_batch_size,
+        answers=answers,
+    )
 
 
 async def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
@@ -146,12 +177,13 @@ async def build_controller(
     config: Config, house: House, *, run_dir: Path, timeline: Timeline, sinks: Sequence[Sink]
 ) -> tuple[Controller, Checkpoints]:
     """The loop with all its roles, and what saves it."""
+    assert house.train_set is not None, "a house that trains"
     algorithm = await build_algorithm(config, house, timeline.span)
     checkpoints = Checkpoints(
         run_dir / "checkpoints",
         models={name: model for name, model in house.models.items() if name != "reference"},
         plane=house.plane,
-        identity=identity_of(config, house),
+        identity=identity_of(config, house, len(house.train_set)),
         settings=config.checkpointing,
         config_yaml=to_yaml(config),
     )
@@ -187,7 +219,7 @@ async def build_controller(
     return controller, checkpoints
 
 
-def identity_of(config: Config, house: House) -> Identity:
+def identity_of(config: Config, house: House, prompts_per_epoch: int) -> Identity:
     """What a resumed run must share with its checkpoint, and what it may change."""
     algorithm, section = config.algorithm, "ppo" if config.ppo else "grpo"
     return Identity(
@@ -203,7 +235,7 @@ def identity_of(config: Config, house: House) -> Identity:
             "the tokenizer": house.chat.fingerprint,
             "data.train": config.data.train.model_dump(mode="json"),
             "data.shuffle": config.data.shuffle,
-            "prompts in an epoch": len(house.train_set),
+            "prompts in an epoch": prompts_per_epoch,
         },
         free={
             "async_rl.sampler": config.async_rl.sampler.model_dump(mode="json"),

@@ -57,7 +57,7 @@ def actor_card(config: Config, checkpoint: Path) -> str:
     generation = config.policy.generation
     system = config.data.system_prompt
     chat = [{"role": "system", "content": system}] * (system is not None)
-    chat = [*chat, {"role": "user", "content": config.data.prompt_template}]
+    chat = [*chat, {"role": "user", "content": config.data.train_template}]
     arguments = "".join(f", {name}={value!r}" for name, value in config.policy.tokenizer.chat_template_kwargs.items())
     return ACTOR.format(
         **common(config, checkpoint),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PPO, GRPO = str(HERE / "base.yaml"), str(HERE / "grpo.yaml")
-ROWS = "{name:jsonl,path:x}"
+ROWS = "{name:file,path:x}"
 NO_CRITIC = "value=null value_loss_fn=null"
 OPD = f"ppo.adv_estimator.name=opd {NO_CRITIC}"
 GAE, SAMPLER, LOSS = "ppo.adv_estimator", "async_rl.sampler", "loss_fn"
@@ -358,33 +358,5 @@ CASES = [
         "policy.offload=all cluster.device=cpu",
         "cluster.device=cuda",
         "policy.offload = all|cluster.device = cpu|policy.offload=none",
-    ),
-    (
-        "prompt_template",
-        PPO,
-        "data.prompt_template=hello",
-        "data.prompt_template='{question}'",
-        "data.prompt_template = hello|data.train|{question}",
-    ),
-    (
-        "answer_in_prompt",
-        PPO,
-        f"data.train={ROWS} data.train.answer_field=question",
-        "data.train.answer_field=answer",
-        "data.train.prompt_field = question|data.train.answer_field = question",
-    ),
-    (
-        "validation_split",
-        PPO,
-        "data.validation.name=arithmetic",
-        "data.validation.split=validation",
-        "data.validation.split = train|data.train.split = train",
-    ),
-    (
-        "never_validates",
-        PPO,
-        f"data.validation={ROWS} ppo.val_period=0 ppo.val_at_start=false ppo.val_at_end=false",
-        "ppo.val_at_end=true",
-        "data.validation (|val_period = 0|val_at_start = false|val_at_end = false|data.validation=null",
     ),
 ]

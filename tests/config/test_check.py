@@ -63,6 +63,15 @@ def test_derived_numbers_are_those_of_the_run():
         ),
         (BASE, ["ppo.val_at_start=false", "loss_fn.kl_input_clamp_value=null", "logger.num_val_samples_to_print=0"]),
         (BASE, ["loss_fn.reference_policy_kl_penalty=0.1", "reference={}", "policy.generation.stop_token_ids=[3, 4]"]),
+        (BASE, ["data.train={name: gsm8k, path: x.jsonl, prompt_template: 'Solve: {question}'}"]),
+        (
+            BASE,
+            [
+                "data.train={name: mixture, sources: {a: {name: gsm8k, path: x}, b: {name: hub, dataset: o/d}}}",
+                "data.train.weights={a: 1, b: 2.5}",
+                "data.validation={name: sets, sets: {aime_2024: {name: aime_2024}, g-1: {name: gsm8k, split: test}}}",
+            ],
+        ),
         (BASE, ["value_loss_fn={name: hl_gauss, num_bins: 7}", "logger.wandb={project: default}"]),
     ],
 )

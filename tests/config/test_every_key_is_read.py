@@ -21,7 +21,8 @@ def sections(root: type[Section] = Section) -> list[type[Section]]:
 def test_every_field_is_read_outside_the_checks():
     readers = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "config"]
     readers += [
-        PACKAGE / "config" / name for name in ("run.py", "algorithm.py", "asynchrony.py", "models.py", "placement.py")
+        PACKAGE / "config" / name
+        for name in ("run.py", "algorithm.py", "asynchrony.py", "data.py", "models.py", "placement.py")
     ]
     text = "\n".join(path.read_text() for path in readers)
     read = (

@@ -16,6 +16,8 @@ RANKS = ["cluster.launch=ray", "cluster.gpus_per_node=2"]
 RATIO = ["loss_fn.ratio=token"]
 NO_SAVE, NO_RATIO = ["checkpointing.enabled=false"], ["loss_fn.ratio=none"]
 
+GSM8K = ["data.train={name: gsm8k, path: x.jsonl}"]
+
 # set, while, has an effect with, what it needs
 MEGATRON = ["policy.backend.name=megatron", "value.backend.name=megatron"]
 CASES = [
@@ -23,6 +25,25 @@ CASES = [
     ("ppo.val_at_start=true", [], VALIDATE, "data.validation = null"),
     ("ppo.val_at_end=true", [], VALIDATE, "data.validation = null"),
     ("ppo.max_val_samples=8", [], VALIDATE, "data.validation = null"),
+    ("ppo.val_batch_size=8", [], VALIDATE, "data.validation = null"),
+    (
+        "ppo.num_val_generations_per_prompt=8",
+        [],
+        [*VALIDATE, "policy.generation.val_temperature=1"],
+        "data.validation = null",
+    ),
+    (
+        "policy.generation.val_top_p=0.5",
+        [],
+        [*VALIDATE, "policy.generation.val_temperature=1"],
+        "data.validation = null",
+    ),
+    (
+        "policy.generation.val_top_p=0.5",
+        VALIDATE,
+        ["policy.generation.val_temperature=1"],
+        "policy.generation.val_temperature = 0.0",
+    ),
     ("policy.generation.val_temperature=0.5", [], VALIDATE, "data.validation = null"),
     ("logger.num_val_samples_to_print=2", [], VALIDATE, "data.validation = null"),
     ("checkpointing.save_period=10", NO_SAVE, SAVE, "checkpointing.enabled = false"),
@@ -185,7 +206,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("override", "around", "way_out", "cause"), CASES)
+# keys of data sources, wherever one stands
+OF_SOURCES = [
+    ("data.on_bad_row=skip", [], GSM8K, "data.train.name = arithmetic"),
+    ("data.train.split=test", GSM8K, ["data.train.path=null"], "data.train.path = x.jsonl"),
+    ("data.train.revision=abc", GSM8K, ["data.train.path=null"], "data.train.path = x.jsonl"),
+    (
+        "data.train.sources.a.split=test",
+        ["data.train={name: mixture, sources: {a: {name: gsm8k, path: x.jsonl}}}"],
+        ["data.train.sources.a.path=null"],
+        "data.train.sources.a.path = x.jsonl",
+    ),
+    (
+        "data.prompt_template='{question}?'",
+        [*GSM8K, "data.train.prompt_template='{question}!'"],
+        ["data.train.prompt_template=null"],
+        "data.train.prompt_template = ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("override", "around", "way_out", "cause"), [*CASES, *OF_SOURCES])
 def test_a_key_without_effect_is_refused(override: str, around: list[str], way_out: list[str], cause: str):
     key, _, _ = override.partition("=")
     with pytest.raises(ConfigError) as caught:

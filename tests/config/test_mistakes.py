@@ -96,9 +96,13 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
             "env.verifier.name (command line): no verifier is named gsm; did you mean gsm8k? "
             "Known: arithmetic, gsm8k, python",
         ),
-        ("data.validation={}", "data.validation.name must be given: one of arithmetic, jsonl"),
         (
-            "data.validation={name: jsonl}",
+            "data.validation={}",
+            "data.validation.name must be given: one of arithmetic, file, hub, gsm8k, "
+            "dapo_math_17k, aime_2024, math_500, openmathinstruct2, sets",
+        ),
+        (
+            "data.validation={name: file}",
             "data.validation.path must be given, e.g. data.validation.path=.../train.jsonl",
         ),
         ("loss_fn.adaptive_kl={target: 1}", "loss_fn.adaptive_kl.horizon must be given: a whole number >= 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_a_run_resumed_from_its_state_trains_what_the_whole_run_trains(lead: int
 def test_validation_happens_at_start_by_period_and_at_end():
     seen = []
 
-    async def evaluate(step: int):
+    async def evaluate(step: int, moved: Callable[[], None]):
         seen.append(step)
         return {}
 
@@ -144,7 +145,7 @@ def test_validation_happens_at_start_by_period_and_at_end():
 def test_the_last_step_is_validated_before_it_is_saved_and_ranked_by_it():
     scores = []
 
-    async def evaluate(step: int):
+    async def evaluate(step: int, moved: Callable[[], None]):
         return {"val/accuracy": Mean(0.5 + step / 100, 1)}
 
     async def save(controller: Controller) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tandem.config.asynchrony import Failures
 from tandem.control.controller import Controller
 from tandem.control.failures import Budgets, backoff_s
+from tandem.simulation.loop import run_virtual
 from tandem.types import EngineDied, RolloutFailed
 from tests.control.house import House, failing, plan
 
@@ -209,3 +210,22 @@ def test_stale_groups_are_dropped_and_stale_rollouts_cancelled_under_a_window():
     assert max(house.staleness()) <= 1
     assert "p1" in [record["id"] for record in house.untrained if record["why"] == "stale"]
     assert 1 not in [key for keys in house.trained() for key in keys]
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_validation_that_goes_on_is_no_stall_however_long_it_takes(stands_still: bool):
+    async def evaluate(step: int, moved: Callable[[], None]):
+        for _ in range(10):
+            await asyncio.sleep(60)
+            if not stands_still:
+                moved()
+        return {}
+
+    controller = House().controller(plan(val_period=1, async_rl={"stall_timeout_s": 100}), evaluate=evaluate)
+    if stands_still:
+        with pytest.raises(ExceptionGroup) as caught:
+            run_virtual(controller.run())
+        assert "training waits for validation at step 1" in str(caught.value.exceptions[0])
+    else:
+        run_virtual(controller.run())
+        assert controller.step == 3

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tandem.config.models import Tokenizer
 from tandem.data.chat import Chat
+from tandem.data.rows import Message
 
 WORDS = [
     "<s>",
@@ -61,6 +62,19 @@ def test_system_prompt_and_template_arguments_reach_the_template():
     config = Tokenizer(chat_template_kwargs={"enable_thinking": True})
     encoded = Chat(tokenizer(), config, system_prompt="Be brief.").encode(QUESTION)
     assert encoded == ids("<s> <system> Be brief. <user> What is 2 + 3? <answer> <think>")
+
+
+def test_a_chat_of_several_messages_is_encoded_whole():
+    chat = [
+        Message("system", "Be brief."),
+        Message("user", "2 + 3?"),
+        Message("answer", "5"),
+        Message("user", "What is"),
+    ]
+    encoded = Chat(tokenizer(), Tokenizer()).encode(chat)
+    assert encoded == ids("<s> <system> Be brief. <user> 2 + 3? <answer> 5 <user> What is <answer>")
+    with pytest.raises(ValueError, match=r"begin with a system message, and data\.system_prompt is set too"):
+        Chat(tokenizer(), Tokenizer(), system_prompt="Be brief.").encode(chat)
 
 
 def test_a_template_file_takes_the_place_of_the_tokenizers_own(tmp_path):

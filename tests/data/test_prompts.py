@@ -4,16 +4,17 @@ import logging
 
 import pytest
 
-from tandem.config.run import ArithmeticData, JsonlData
-from tandem.data.jsonl import Row
-from tandem.data.prompts import Prompts, rows_of
+from tandem.config.data import ArithmeticData, FileData, MixtureData
+from tandem.data.prompts import Prompts
+from tandem.data.rows import Message, Row
+from tandem.data.sources import rows_of
 from tandem.types import Prompt
 
 ROWS = [Row(f"row:{number}", f"{'x' * number}?", str(number)) for number in range(1, 11)]
 
 
-def encode(text):
-    return tuple(text.encode())
+def encode(chat):
+    return tuple("|".join(message.content for message in chat).encode())
 
 
 def prompts(rows=ROWS, **changes):
@@ -53,7 +54,7 @@ def test_the_template_is_filled_in_as_it_is_written():
 
 
 def test_a_template_without_the_question_is_refused():
-    with pytest.raises(ValueError, match=r"data\.prompt_template='Solve: {prompt}' has no {question}"):
+    with pytest.raises(ValueError, match=r"prompt_template='Solve: {prompt}' has no {question}"):
         prompts(template="Solve: {prompt}")
 
 
@@ -85,6 +86,12 @@ def test_too_long_prompts_can_be_skipped_and_are_counted(caplog):
         prompts(max_prompt_tokens=1, on_too_long="skip")
 
 
+def test_a_prompt_that_is_too_long_is_named_by_file_and_line_too():
+    row = Row("17", "x" * 20, "1", place="rows.jsonl:3")
+    with pytest.raises(ValueError, match=r"first '17' \(rows\.jsonl:3\) with 20"):
+        prompts([*ROWS, row], max_prompt_tokens=15)
+
+
 def test_sources_become_rows(tmp_path):
     train = rows_of(ArithmeticData(name="arithmetic", size=50), seed=3)
     assert len({row.id for row in train}) == 50
@@ -92,7 +99,30 @@ def test_sources_become_rows(tmp_path):
     assert train != rows_of(ArithmeticData(name="arithmetic", size=50), seed=4)
     validation = rows_of(ArithmeticData(name="arithmetic", size=50, split="validation"), seed=3)
     assert not {row.question for row in train} & {row.question for row in validation}
+
+
+def test_the_sources_of_a_mixture_keep_their_templates_and_name_their_ids(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "q", "answer": 5}')
-    assert rows_of(JsonlData(name="jsonl", path=str(tmp_path / "rows.jsonl")), seed=3) == [
-        Row("rows.jsonl:1", "q", "5")
-    ]
+    mine = FileData(name="file", path=str(tmp_path / "rows.jsonl"), prompt_template="Mine: {question}")
+    sums = ArithmeticData(name="arithmetic", size=3)
+    rows = rows_of(MixtureData(name="mixture", sources={"mine": mine, "sums": sums}), seed=3)
+    assert [row.id for row in rows] == ["mine/rows.jsonl:1", "sums/train:0", "sums/train:1", "sums/train:2"]
+    data = prompts(rows, shuffle=False, template="All: {question}")
+    assert bytes(data.prompt(0).tokens).decode() == "Mine: q"
+    assert bytes(data.prompt(1).tokens).decode() == f"All: {rows[1].question}"
+    assert len(data) == 4
+
+
+def test_weights_deal_the_rows_of_each_source_as_often_as_they_say():
+    rows = [Row(f"{source}/{number}", "q?", "1", source=source) for source in "ab" for number in range(10)]
+    data = prompts(rows, weights={"a": 3, "b": 1})
+    dealt = [data.prompt(index).id[0] for index in range(40)]
+    assert [dealt[:20].count("a"), dealt[20:].count("a")] == [15, 15]
+    long = [*rows[:10], *(Row(f"b/{number}", "q" * 99 + "?", "1", source="b") for number in range(3))]
+    with pytest.raises(ValueError, match=r"none of the prompts of data\.train\.sources\.b fits"):
+        prompts(long, weights={"a": 3, "b": 1}, max_prompt_tokens=50, on_too_long="skip")
+
+
+def test_messages_before_the_question_stay_as_they_are():
+    row = Row("a", "2 + 3?", "5", before=(Message("user", "{question}"), Message("assistant", "no")))
+    assert bytes(prompts([row], template="So: {question}").prompt(0).tokens).decode() == "{question}|no|So: 2 + 3?"

@@ -17,21 +17,6 @@ from tandem import cli
 QUICKSTART = Path(str(files("tandem"))) / "assets" / "quickstart"
 
 
-@pytest.fixture
-def tandem(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path):
-    """Run a command in an empty folder; give its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out + err
-
-    return run
-
-
 def model_without(tmp_path: Path, *, template: bool = True, eos: bool = True) -> Path:
     """A copy of the quickstart model that lacks something."""
     model = tmp_path / "model"
@@ -47,7 +32,7 @@ def model_without(tmp_path: Path, *, template: bool = True, eos: bool = True) ->
 def rows(tmp_path: Path, *records: object) -> str:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return f"data.train={{name: jsonl, path: {file}}}"
+    return f"data.train={{name: file, path: {file}}}"
 
 
 BAD_REWARD = """
@@ -76,7 +61,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "no eos": (["quickstart", f"policy.model_name={model_without(tmp_path / 'b', eos=False)}"], "eos"),
         "long prompt": (["quickstart", rows(tmp_path / "a", short, long)], "data.on_too_long=skip"),
         "empty data": (["quickstart", rows(tmp_path / "b")], "empty"),
-        "no data file": (["quickstart", "data.train={name: jsonl, path: none.jsonl}"], "none.jsonl"),
+        "no data file": (["quickstart", "data.train={name: file, path: none.jsonl}"], "none.jsonl"),
         "no field": (["quickstart", rows(tmp_path, {"prompt": "x", "answer": "1"})], "question"),
         "longer than the model": (
             ["quickstart", "policy.max_total_sequence_length=4000", "policy.sequence_packing.train_mb_tokens=4000"],

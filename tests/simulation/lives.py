@@ -154,12 +154,12 @@ async def crash(engines: SimulatedEngines, moment_s: float, case: Case) -> None:
     engines.crash(int(moment_s) % case.machines.engines)
 
 
-def evaluation(case: Case) -> Callable[[int], Awaitable[Metrics]] | None:
+def evaluation(case: Case) -> Callable[[int, Callable[[], None]], Awaitable[Metrics]] | None:
     seconds = case.evaluate_s
     if seconds is None:
         return None
 
-    async def evaluate(step: int) -> Metrics:
+    async def evaluate(step: int, moved: Callable[[], None]) -> Metrics:
         await asyncio.sleep(seconds)
         return {}
 
