@@ -22,6 +22,7 @@ from tandem.config.env import (
     Verifier,
     WeightedSum,
 )
+from tandem.envs.code_verifier import Code, tests_problem
 from tandem.envs.dapo import DapoMath, normalised
 from tandem.envs.function_verifier import WANTED_BATCHED, BatchedFunctionVerifier, FunctionVerifier, load_function
 from tandem.envs.math_verifier import MathVerify, first_unreadable
@@ -57,6 +58,8 @@ def build_verifier(config: Verifier) -> roles.Verifier:
             return BatchedFunctionVerifier(config.target, load_function(config.target, wanted=WANTED_BATCHED), size)
         case WeightedSum():
             return Sum({name: (part.weight, build_verifier(part.verifier)) for name, part in config.components.items()})
+        case CodeVerifier():
+            return Code(config)
     raise NotImplementedError(config.name)
 
 
@@ -82,6 +85,15 @@ def _check(config: Verifier, answers: Answers) -> None:
         case ExactVerifier() | RegexVerifier():
             wrong = [pair for pair in answers if not pair[1].strip()]
             _refuse(config.name, "compares texts, but", wrong, "a text that says something")
+        case CodeVerifier():
+            wrong = [(name, problem) for name, answer in answers if (problem := tests_problem(config, answer))]
+            wanted = '[{"input": "1 2", "output": "3"}]' if config.tests == "stdio" else "assert f(1) == 2"
+            _refuse(
+                config.name,
+                "runs the tests of the answer, but",
+                wrong,
+                f"as {wanted} (env.verifier.tests={config.tests})",
+            )
 
 
 def _refuse(name: str, compares: str, wrong: Answers, wanted: str) -> None:
@@ -90,7 +102,7 @@ def _refuse(name: str, compares: str, wrong: Answers, wanted: str) -> None:
     first, answer = wrong[0]
     count = f"{len(wrong)} reference answers" if len(wrong) > 1 else "a reference answer"
     raise ValueError(
-        f"env.verifier.name={name} {compares} {count} cannot be read: first {first!r} with {answer[-60:]!r}. "
+        f"env.verifier.name={name} {compares} {count} cannot be read: first {first!r} with {answer[-160:]!r}. "
         f"Wanted: {wanted}; {OWN_FUNCTION}"
     )
 

@@ -16,6 +16,7 @@ from tandem.types import RolloutFailed
 
 TaskName = Literal["math", "search"]
 START_TIMEOUT_S = 120.0  # until a worker has imported what it needs, on a machine that is busy
+LONGEST_REPLY = 1 << 28  # bytes of a line
 
 
 class RequestLost(Exception):
@@ -70,6 +71,7 @@ class Workers:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            limit=LONGEST_REPLY,
             start_new_session=True,  # Ctrl-C is for the run, which ends its workers
         )
         assert worker.stdout is not None, "a pipe"

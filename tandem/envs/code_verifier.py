@@ -1,0 +1,98 @@
+"""`code`: does the Python of a response pass the tests of the reference answer?"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from tandem.config.env import CodeVerifier
+from tandem.envs.sandbox import Sandbox
+from tandem.envs.sandbox_child import is_test
+from tandem.types import Prompt, RolloutFailed, Score
+
+BLOCK = re.compile(
+    r"^[ ]{0,3}```[ ]*(?P<language>[\w+-]*)[^\n]*\n(?P<code>.*?)^[ ]{0,3}```[ ]*$", re.DOTALL | re.MULTILINE
+)
+PYTHON = ("python", "python3", "py", "")
+
+
+class Case(BaseModel):
+    """One test of a program: what it reads, and what it should print."""
+
+    input: str
+    output: str
+
+
+def code_of(response: str) -> str | None:
+    """The last closed block of Python in a response, or None."""
+    blocks = [found["code"] for found in BLOCK.finditer(response) if found["language"].casefold() in PYTHON]
+    return blocks[-1] if blocks else None
+
+
+def cases_of(answer: str) -> list[Case]:
+    """The tests of a reference answer in JSON. ValueError when it holds none."""
+    cases = TypeAdapter(list[Case]).validate_json(answer)
+    if not cases:
+        raise ValueError("an empty list")
+    return cases
+
+
+def tests_problem(config: CodeVerifier, answer: str) -> str | None:
+    """What is wrong with a reference answer, in words."""
+    try:
+        if config.tests == "stdio":
+            cases_of(answer)
+        elif not any(is_test(statement) for statement in ast.parse(answer).body):
+            return "no assert and no call at the top level"
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+    except (ValueError, SyntaxError) as error:
+        return str(error)
+    return None
+
+
+class Code:
+    """1 if all tests pass, or the share that does. What does not end, prints too much or is killed has not passed."""
+
+    def __init__(self, config: CodeVerifier) -> None:
+        """Proves that the sandbox stands: ValueError when it does not."""
+        self._config = config
+        self._sandbox = Sandbox(config)
+
+    async def score(self, prompt: Prompt, response: str) -> Score:
+        if problem := tests_problem(self._config, prompt.answer):
+            raise RolloutFailed(f"the tests of prompt {prompt.id!r} cannot be run: {problem}")
+        source = code_of(response)
+        if source is None or "\x00" in source:
+            return Score(0.0)
+        passed, total = await (self._stdio if self._config.tests == "stdio" else self._asserts)(source, prompt.answer)
+        return Score(float(passed == total) if self._config.reward == "all" else passed / total)
+
+    async def _asserts(self, source: str, answer: str) -> tuple[int, int]:
+        """The tests run against the names that the program defines, one after the other."""
+        total = sum(is_test(statement) for statement in ast.parse(answer).body)
+        outcome = await self._sandbox.run(source, tests=answer)
+        return (outcome.passed, total) if outcome.total == total else (0, total)
+
+    async def _stdio(self, source: str, answer: str) -> tuple[int, int]:
+        """The program runs once a case. Spaces at the ends of lines and of the whole do not count."""
+        cases, passed = cases_of(answer), 0
+        for case in cases:
+            outcome = await self._sandbox.run(source, stdin=case.input.encode())
+            good = not outcome.ended and lines_of(outcome.output.decode(errors="replace")) == lines_of(case.output)
+            passed += good
+            if not good and self._config.reward == "all":
+                break
+        return passed, len(cases)
+
+    async def close(self) -> None:
+        """Its processes end with the scores that asked for them."""
+
+
+def lines_of(output: str) -> list[str]:
+    """What counts of a program's output."""
+    return [line.rstrip() for line in output.strip().splitlines()]
