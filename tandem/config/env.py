@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tandem.config.algorithm import Count, NotNegative, Positive
+from tandem.config.data import NAME
 from tandem.config.section import Section
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -93,7 +94,7 @@ class RewardModelVerifier(Section):
     output: Literal["logit", "probability"] = "logit"
     max_length: Count = 4096  # tokens; a longer chat fails the rollout
     batch_size: Count = 8  # chats in one pass; 1: a score never depends on what else was scored
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: the first GPU, where there is one
     precision: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
 
@@ -102,7 +103,7 @@ class LlmJudgeVerifier(Section):
     """A score that a language model behind an OpenAI-compatible endpoint writes."""
 
     name: Literal["llm_judge"]
-    base_url: Annotated[str, Field(pattern=r"^https?://", examples=["http://127.0.0.1:8000/v1"])]
+    base_url: Annotated[str, Field(examples=["http://127.0.0.1:8000/v1"])]
     model: Annotated[NonEmpty, Field(examples=["my-judge"])]
     api_key_env: NonEmpty | None = None  # the environment variable that holds the key
     prompt: str = (
@@ -163,7 +164,7 @@ class WeightedSum(Section):
 
     name: Literal["weighted_sum"]
     components: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")], Component],
+        dict[Annotated[str, Field(pattern=NAME)], Component],
         Field(min_length=1, examples=["{right: {verifier: {name: gsm8k}}}"]),
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -13,9 +12,7 @@ from tandem.envs.sandbox import Sandbox
 from tandem.envs.sandbox_child import is_test
 from tandem.types import Prompt, RolloutFailed, Score
 
-BLOCK = re.compile(
-    r"^[ ]{0,3}```[ ]*(?P<language>[\w+-]*)[^\n]*\n(?P<code>.*?)^[ ]{0,3}```[ ]*$", re.DOTALL | re.MULTILINE
-)
+FENCE = re.compile(r"[ ]{0,3}```+[ ]*(?P<language>[\w+-]*)")
 PYTHON = ("python", "python3", "py", "")
 
 
@@ -27,9 +24,20 @@ class Case(BaseModel):
 
 
 def code_of(response: str) -> str | None:
-    """The last closed block of Python in a response, or None."""
-    blocks = [found["code"] for found in BLOCK.finditer(response) if found["language"].casefold() in PYTHON]
-    return blocks[-1] if blocks else None
+    """The last closed block of Python in a response, or None. A block without a language counts as Python."""
+    last: str | None = None
+    language, lines = "", []
+    inside = False
+    for line in response.splitlines(keepends=True):
+        fence = FENCE.match(line)
+        if not inside and fence:
+            inside, language, lines = True, fence["language"].casefold(), []
+        elif inside and fence and not fence["language"]:
+            inside = False
+            last = "".join(lines) if language in PYTHON else last
+        elif inside:
+            lines.append(line)
+    return last
 
 
 def cases_of(answer: str) -> list[Case]:

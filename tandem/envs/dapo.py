@@ -13,12 +13,12 @@ from tandem.types import Prompt, RolloutFailed, Score
 
 ANSWER_LINE = re.compile(r"\banswer[\s*_]*+:\s*+(?P<rest>[^\n]*+)", re.IGNORECASE)
 UNITS = (
-    "degrees? cm mm km m meters? metres? feet foot inch(?:es)? miles? square cubic units? dollars? cents? percent hours? "
-    "minutes? seconds? days? weeks? years? points? people students? ways"
+    "degrees? cm mm km m meters? metres? feet foot inch(?:es)? miles? square cubic units? dollars? cents? percent "
+    "hours? minutes? seconds? days? weeks? years? points? people students? ways"
 )
 REMOVED = re.compile(
-    r"""\\[,;:! ] | \\(?:left|right|displaystyle|quad|qquad)\b | \\\$ | [$*] | \\[()\[\]] | \^\\circ | \^\{\\circ\} | \\?%
-      | (?<=[0-9]),(?=[0-9]{3}(?![0-9]))""",
+    r"""\\[,;:! ] | \\(?:left|right|displaystyle|quad|qquad)\b | \\\$ | [$*] | \\[()\[\]] | \^\\circ | \^\{\\circ\}
+      | \\?% | (?<=[0-9]),(?=[0-9]{3}(?![0-9]))""",
     re.VERBOSE,
 )
 WRAPPED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\{(?P<inside>[^{}]*)\}")
@@ -30,10 +30,8 @@ LONGEST_ANSWER = 1_000  # characters; a longer line is no answer
 
 def last_answer(response: str) -> str | None:
     """What follows the last `Answer:` on its line, or None."""
-    found = None
-    for found in ANSWER_LINE.finditer(response):
-        pass
-    return found["rest"] if found and len(found["rest"]) <= LONGEST_ANSWER else None
+    rest = [found["rest"] for found in ANSWER_LINE.finditer(response)][-1:]
+    return rest[0] if rest and len(rest[0]) <= LONGEST_ANSWER else None
 
 
 def normalised(answer: str) -> str:

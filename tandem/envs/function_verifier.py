@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from numbers import Real
 
+from tandem.config.env import PythonVerifier
 from tandem.envs.batching import Batches
 from tandem.types import Prompt, RolloutFailed, Score
 
@@ -50,6 +51,14 @@ def load_function(target: str, *, wanted: str = WANTED) -> UserFunction:
     except TypeError as error:
         raise ValueError(f"{where} takes {inspect.signature(function)}: {error}; wanted: {wanted}") from error
     return function
+
+
+def build_function_verifier(config: PythonVerifier) -> FunctionVerifier | BatchedFunctionVerifier:
+    """One response a call, or several where the recipe gives a batch_size."""
+    if config.batch_size is None:
+        return FunctionVerifier(config.target, load_function(config.target))
+    function = load_function(config.target, wanted=WANTED_BATCHED)
+    return BatchedFunctionVerifier(config.target, function, config.batch_size)
 
 
 class FunctionVerifier:

@@ -1,4 +1,4 @@
-r"""Numbers as people and models write them, read exactly: `$1,200.50`, `**-3**`, `\boxed{7}`, `3/4`, `\frac{3}{4}`, `2.0`.
+r"""Numbers as people and models write them, read exactly: `$1,200.50`, `**-3**`, `\boxed{7}`, `\frac{3}{4}`, `2.0`.
 
 The reading is strict where a guess could be gamed: the number must follow its marker at once, the last marker counts,
 and what goes on as an expression (`5 + 3`), a list of digits (`1,23`) or a power of ten (`5e3`) is no number.

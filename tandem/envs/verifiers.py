@@ -24,7 +24,7 @@ from tandem.config.env import (
 )
 from tandem.envs.code_verifier import Code, tests_problem
 from tandem.envs.dapo import DapoMath, normalised
-from tandem.envs.function_verifier import WANTED_BATCHED, BatchedFunctionVerifier, FunctionVerifier, load_function
+from tandem.envs.function_verifier import build_function_verifier
 from tandem.envs.math_verifier import MathVerify, first_unreadable
 from tandem.envs.numerals import GSM8K_MARKER, SENTENCE_MARKER, number_after_last, reference_number
 from tandem.envs.text_verifiers import Exact, Length, Search
@@ -52,15 +52,20 @@ def build_verifier(config: Verifier) -> roles.Verifier:
             return Search(config)
         case LengthReward():
             return Length(config)
-        case PythonVerifier(batch_size=None):
-            return FunctionVerifier(config.target, load_function(config.target))
-        case PythonVerifier(batch_size=int(size)):
-            return BatchedFunctionVerifier(config.target, load_function(config.target, wanted=WANTED_BATCHED), size)
+        case PythonVerifier():
+            return build_function_verifier(config)
         case WeightedSum():
             return Sum({name: (part.weight, build_verifier(part.verifier)) for name, part in config.components.items()})
         case CodeVerifier():
             return Code(config)
-    raise NotImplementedError(config.name)
+        case RewardModelVerifier():
+            from tandem.envs.reward_model import RewardModel  # heavy: only where it is asked for
+
+            return RewardModel(config)
+        case LlmJudgeVerifier():
+            from tandem.envs.llm_judge import LlmJudge  # as above
+
+            return LlmJudge(config)
 
 
 def check_answers(config: Verifier, answers: Iterable[tuple[str, str]]) -> None:

@@ -40,8 +40,8 @@ class Sum:
             raise RolloutFailed(f"env.verifier.components.{name}: {failure}", failure.kind) from failure
         if score.components:
             raise RolloutFailed(
-                f"env.verifier.components.{name} gave parts of its own ({', '.join(score.components)}): let its function"
-                " return one number, or name it as env.verifier itself"
+                f"env.verifier.components.{name} gave parts of its own ({', '.join(score.components)}): let its"
+                " function return one number, or name it as env.verifier itself"
             )
         return score.reward
 

@@ -1,4 +1,4 @@
-"""The program of a worker process: it does what may hang or crash, one request a line. Run as a script, imported by none.
+"""The program of a worker process: it does what may hang or crash, one request a line. Run as a script.
 
 A line of JSON comes in, a line of JSON goes out. The worker ends with its input, and by its own alarm soon after the
 deadline of a request, should the one who asked no longer be there to end it.
@@ -58,10 +58,11 @@ def search(request: Mapping[str, Any]) -> str | bool | None:
     pattern = re.compile(request["pattern"], request["flags"])
     if request["whole"]:
         return pattern.fullmatch(request["text"]) is not None
-    last = None
-    for last in pattern.finditer(request["text"]):
-        pass
-    return last and (last[1] if pattern.groups else last[0])
+    group = 1 if pattern.groups else 0
+    last: str | None = None
+    for found in pattern.finditer(request["text"]):
+        last = found[group]
+    return last
 
 
 def math_task() -> Task:
@@ -75,14 +76,14 @@ def math_task() -> Task:
     def reference(text: str) -> list[Any]:
         final = text.rsplit("####", 1)[-1].strip()
         marked = "$" in final or "\\boxed" in final
-        found = parse(final if marked else f"\\boxed{{{final}}}", parsing_timeout=None)
+        found = parse(final if marked else f"\\boxed{{{final}}}", parsing_timeout=0)
         if not found:
             raise Unreadable(text)
         return found
 
     def compare(request: Mapping[str, Any]) -> bool:
         wanted = reference(request["answer"])
-        return verify(wanted, parse(request["response"], parsing_timeout=None), timeout_seconds=None)
+        return verify(wanted, parse(request["response"], parsing_timeout=0), timeout_seconds=None)
 
     compare({"answer": r"\frac{1}{2}", "response": r"\boxed{0.5}"})  # the first one builds the parser's tables
     return compare

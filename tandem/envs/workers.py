@@ -51,7 +51,7 @@ class Workers:
             worker = self._idle.pop() if self._idle else await self._start()
             try:
                 async with asyncio.timeout(timeout_s):
-                    reply = await _exchange(worker, request | {"timeout_s": timeout_s})
+                    reply = await _exchange(worker, {**request, "timeout_s": timeout_s})
             except TimeoutError:
                 self._end(worker)
                 raise RequestLost(f"took longer than {timeout_s:g} s") from None

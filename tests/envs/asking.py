@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 from collections.abc import Sequence
 
 from pydantic import TypeAdapter
@@ -15,6 +17,12 @@ from tandem.types import Prompt, RolloutFailed, Score
 def verifier_config(**options: object) -> Verifier:
     """A verifier's section, as a recipe would hold it."""
     return TypeAdapter(Verifier).validate_python(options)
+
+
+def landlock_is_here() -> bool:
+    """Whether the kernel, and the container around this process, let Landlock through."""
+    create_ruleset, ask_for_version = 444, 1
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(create_ruleset, None, 0, ask_for_version) > 0
 
 
 def ask_all(config: Verifier, pairs: Sequence[tuple[str, str]]) -> list[Score | RolloutFailed]:

@@ -1,16 +1,16 @@
 """Code against its tests: what passes, what does not, and what is never run."""
 
 import json
-import sys
+import time
 
 import pytest
 
 from tandem.envs.code_verifier import code_of
 from tandem.envs.verifiers import check_answers
 from tandem.types import RolloutFailed, Score
-from tests.envs.asking import ask_all, verifier_config
+from tests.envs.asking import ask_all, landlock_is_here, verifier_config
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is made of parts of Linux")
+pytestmark = pytest.mark.skipif(not landlock_is_here(), reason="the sandbox needs Linux with Landlock")
 CODE = verifier_config(name="code", cpu_s=1)
 TESTS = "assert double(1) == 2\nassert double(5) == 10\nfor n in range(3):\n    pass\ncheck(double)\n"
 CHECK = "def check(f):\n    assert f(7) == 14\n" + TESTS
@@ -80,7 +80,7 @@ def test_the_share_of_inputs_that_give_the_wanted_output(source, share):
         ("asserts", "assert f(1 == 2", "was never closed"),
         ("asserts", "x = 1", "no assert and no call at the top level"),
         ("asserts", "", "no assert"),
-        ("stdio", "72", "valid list"),
+        ("stdio", "72", "the whole: Input should be a valid"),
         ("stdio", "assert f(1) == 2", "Invalid JSON"),
         ("stdio", "[]", "an empty list"),
         ("stdio", '[{"input": "1"}]', "0.output: Field required"),
@@ -99,4 +99,6 @@ def test_tests_that_cannot_be_run_are_refused_before_the_run_and_never_scored(te
 
 @pytest.mark.parametrize("filler", ["```", "`", "```python\n", "   ", "\n"])
 def test_a_response_made_to_be_slow_to_read_is_not(filler):
-    assert code_of(filler * 30_000) in (None, "", "```python\n")
+    started = time.perf_counter()
+    code_of(filler * 30_000)
+    assert time.perf_counter() - started < 2
