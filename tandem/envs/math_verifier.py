@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from tandem.config.env import MathVerifyVerifier
 from tandem.envs.numerals import reference_number
@@ -22,6 +23,11 @@ class MathVerify:
     """
 
     def __init__(self, config: MathVerifyVerifier) -> None:
+        if find_spec("math_verify") is None:
+            raise ValueError(
+                "env.verifier.name=math_verify needs the package math-verify, which is not installed here: install "
+                "'math-verify[antlr4_9_3]', or choose env.verifier.name=dapo_math"
+            )
         self._config = config
         self._workers = Workers("math", count=config.num_workers, memory_bytes=config.memory_bytes)
 
