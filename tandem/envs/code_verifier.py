@@ -9,7 +9,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tandem.config.env import CodeVerifier
 from tandem.envs.sandbox import Sandbox
-from tandem.envs.sandbox_child import is_test
 from tandem.types import Prompt, RolloutFailed, Score
 
 FENCE = re.compile(r"[ ]{0,3}```+[ ]*(?P<language>[\w+-]*)")
@@ -48,6 +47,12 @@ def cases_of(answer: str) -> list[Case]:
     return cases
 
 
+def is_test(statement: ast.stmt) -> bool:
+    """An assert, or a call as in `check(solution)`."""
+    called = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    return called or isinstance(statement, ast.Assert)
+
+
 def tests_problem(config: CodeVerifier, answer: str) -> str | None:
     """What is wrong with a reference answer, in words."""
     try:
@@ -82,9 +87,9 @@ class Code:
 
     async def _asserts(self, source: str, answer: str) -> tuple[int, int]:
         """The tests run against the names that the program defines, one after the other."""
-        total = sum(is_test(statement) for statement in ast.parse(answer).body)
-        outcome = await self._sandbox.run(source, tests=answer)
-        return (outcome.passed, total) if outcome.total == total else (0, total)
+        tests = [(ast.unparse(statement), is_test(statement)) for statement in ast.parse(answer).body]
+        outcome = await self._sandbox.run(source, tests=tests)
+        return 0 if outcome.ended else outcome.passed or 0, sum(counts for _, counts in tests)
 
     async def _stdio(self, source: str, answer: str) -> tuple[int, int]:
         """The program runs once a case. Spaces at the ends of lines and of the whole do not count."""

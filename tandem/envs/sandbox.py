@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -69,12 +71,15 @@ print(json.dumps(open_walls))
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended, and what it printed. `passed` of `total` tests, 0 of 0 where none were given or reached."""
+    """How a program ended, what it printed, and how many tests passed: None where the last was not reached."""
 
     ended: str  # "" when by itself with exit code 0, else why, in words
     output: bytes
-    passed: int = 0
-    total: int = 0
+    passed: int | None = None
+
+
+# A statement, and whether it counts as a test; the others prepare the tests.
+Tests = Sequence[tuple[str, bool]]
 
 
 class Sandbox:
@@ -90,7 +95,7 @@ class Sandbox:
         self._turns = asyncio.Semaphore(config.num_workers)
         self._check_walls()
 
-    async def run(self, source: str, *, stdin: bytes = b"", tests: str | None = None) -> Outcome:
+    async def run(self, source: str, *, stdin: bytes = b"", tests: Tests | None = None) -> Outcome:
         """Run a program until it ends or passes a limit. RolloutFailed when the sandbox itself does not stand."""
         async with self._turns:
             with tempfile.TemporaryDirectory(prefix="tandem-sandbox-") as folder:
@@ -191,7 +196,7 @@ def _environment(folder: str) -> dict[str, str]:
     return own | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
 
 
-def _job(config: CodeVerifier, folder: str, source: str, tests: str | None, nonce: str) -> bytes:
+def _job(config: CodeVerifier, folder: str, source: str, tests: Tests | None, nonce: str) -> bytes:
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"}
     job = {
         "source": source,
@@ -220,11 +225,9 @@ async def _feed(stdin: asyncio.StreamWriter, given: bytes) -> None:
 
 
 def _outcome(output: bytes, ended: str, nonce: str) -> Outcome:
-    printed, found, verdict = output.rpartition(nonce.encode())
-    if not found:
-        return Outcome(ended, output)
-    passed, total = verdict.split()
-    return Outcome(ended, printed, int(passed), int(total))
+    printed, _, verdict = output.rpartition(nonce.encode())
+    said = re.fullmatch(rb" (\d{1,9})", verdict)  # else a thread of the program printed behind it
+    return Outcome(ended, printed, int(said[1])) if said else Outcome(ended, output)
 
 
 def _said(line: bytes) -> str:

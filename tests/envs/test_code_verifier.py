@@ -44,6 +44,9 @@ RIGHT = "def double(x):\n    return 2 * x"
         (block("print('3 3')\nimport os\nos._exit(0)"), 0.0),
         (block("import atexit\nwhile True: pass"), 0.0),
         (block(RIGHT + "\nimport os\nos.fork()"), 0.0),
+        (block(RIGHT + "\nimport atexit\natexit.register(print, 'late')"), 1.0),
+        (block("def double(x):\n    while x == 5: pass\n    return 2 * x"), 0.0),
+        (block(RIGHT + "\nimport threading\nthreading.Thread(target=threading.Event().wait).start()"), 1.0),
         (block(RIGHT + "\nx = '\x00'"), 0.0),
     ],
 )

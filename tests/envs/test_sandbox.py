@@ -15,7 +15,7 @@ from tandem.envs.sandbox import Sandbox
 from tests.envs.asking import landlock_is_here
 
 pytestmark = pytest.mark.skipif(not landlock_is_here(), reason="the sandbox needs Linux with Landlock")
-CODE = CodeVerifier(name="code", cpu_s=1, timeout_s=20)
+CODE = CodeVerifier(name="code", cpu_s=1, timeout_s=60)
 
 
 def run(source, config=CODE, **given):
@@ -30,6 +30,7 @@ def run(source, config=CODE, **given):
         "import threading\nt = threading.Thread(target=lambda: print('hello', input()))\nt.start()\nt.join()",
         "import asyncio\nasync def main(): print('hello', input())\nasyncio.run(main())",
         "open('a', 'w').write('hello ' + input())\nimport os\nos.rename('a', 'b')\nprint(open('b').read())",
+        "open('/dev/null', 'w').write('x')\nprint('hello', input())",
         "import sys\nprint('hello', sys.stdin.read().strip())\nsys.exit()",
         "from dataclasses import dataclass\n@dataclass\nclass A:\n  x: str\nprint(A('hello').x, input())",
         "import tempfile\nwith tempfile.TemporaryFile('w+') as f:\n  f.write('hello ')\n  f.seek(0)\n"
@@ -80,6 +81,8 @@ def test_the_network_is_out_of_reach():
         "import os, signal\nos.killpg(os.getpgid(os.getppid()), signal.SIGKILL)",
         "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) < 0: raise OSError",
         "import os\nos.setuid(12345)",
+        "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "import os\nos.sched_setaffinity(os.getppid(), {0})",
     ],
 )
 def test_a_fork_bomb_and_whatever_else_makes_or_ends_processes_fails_at_once(source):
