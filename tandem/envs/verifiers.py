@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 from tandem import roles
 from tandem.config.env import (
@@ -55,7 +56,11 @@ def build_verifier(config: Verifier) -> roles.Verifier:
         case PythonVerifier():
             return build_function_verifier(config)
         case WeightedSum():
-            return Sum({name: (part.weight, build_verifier(part.verifier)) for name, part in config.components.items()})
+            parts = {}
+            for name, part in config.components.items():
+                with naming_the_part(name):
+                    parts[name] = (part.weight, build_verifier(part.verifier))
+            return Sum(parts)
         case CodeVerifier():
             return Code(config)
         case RewardModelVerifier():
@@ -68,6 +73,15 @@ def build_verifier(config: Verifier) -> roles.Verifier:
             return LlmJudge(config)
 
 
+@contextmanager
+def naming_the_part(name: str) -> Generator[None]:
+    """A ValueError inside says of which component it is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"env.verifier.components.{name}: {error}") from error
+
+
 def check_answers(config: Verifier, answers: Iterable[tuple[str, str]]) -> None:
     """Refuse (id, reference answer) pairs that the verifier cannot compare with, before anything is generated."""
     _check(config, list(answers))
@@ -76,8 +90,9 @@ def check_answers(config: Verifier, answers: Iterable[tuple[str, str]]) -> None:
 def _check(config: Verifier, answers: Answers) -> None:
     match config:
         case WeightedSum():
-            for part in config.components.values():
-                _check(part.verifier, answers)
+            for name, part in config.components.items():
+                with naming_the_part(name):
+                    _check(part.verifier, answers)
         case ArithmeticVerifier() | Gsm8kVerifier():
             wrong = [pair for pair in answers if reference_number(pair[1]) is None]
             _refuse(config.name, "compares numbers, but", wrong, "a number, or a text with the number after `####`")

@@ -60,8 +60,14 @@ def test_a_part_with_parts_of_its_own_fails_by_its_name(tmp_path, monkeypatch):
 
 def test_reference_answers_are_checked_for_every_part():
     check_answers(weighted(short=SHORT, form=FORM), [("a", "anything")])
-    with pytest.raises(ValueError, match="name=gsm8k compares numbers"):
+    with pytest.raises(ValueError, match=r"components\.right: env\.verifier\.name=gsm8k compares numbers"):
         check_answers(weighted(short=SHORT, right=RIGHT), [("a", "anything")])
+
+
+def test_a_part_that_cannot_be_built_is_named():
+    mine = {"verifier": {"name": "python", "target": "no_such_module:score"}}
+    with pytest.raises(ValueError, match=r"components\.mine: env\.verifier\.target='no_such_module:score'"):
+        build_verifier(weighted(right=RIGHT, mine=mine))
 
 
 def test_what_the_parts_hold_is_closed():
