@@ -37,7 +37,7 @@ class MathVerifyVerifier(Section):
     name: Literal["math_verify"]
     num_workers: Count = 2  # processes that compare
     timeout_s: Positive = 5.0  # for one response; then its worker is ended and another started
-    memory_bytes: Annotated[int, Field(ge=1 << 28)] = 2 << 30  # address space of a worker
+    memory_bytes: Annotated[int, Field(ge=1 << 29)] = 2 << 30  # address space of a worker
     on_timeout: Literal["wrong", "drop"] = "wrong"  # a response past a limit: reward 0, or the rollout fails
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 GRACE_S = 2.0  # the parent ends a worker at the deadline; the alarm is for a worker whose parent is gone
+MOST_SERVED = 5_000  # then a fresh worker takes its place: the parser's tables grow with what it has read
 Task = Callable[[Mapping[str, Any]], object]
 
 
@@ -35,12 +36,22 @@ def main(task: str, memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     replies.write('{"ready": true}\n')
     replies.flush()
-    for line in sys.stdin:
+    for served, line in enumerate(sys.stdin, start=1):
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
-        replies.write(json.dumps(answer(do, request)) + "\n")
+        reply = answer(do, request)
+        replies.write(json.dumps(reply | {"retires": served >= MOST_SERVED or is_swollen(memory_bytes)}) + "\n")
         replies.flush()
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def is_swollen(memory_bytes: int) -> bool:
+    """Whether what earlier requests left behind could fail a later one: the libraries take that for a wrong answer."""
+    # Not ru_maxrss: it starts at what the parent held when it forked.
+    if not memory_bytes or not os.path.exists("/proc/self/statm"):
+        return False
+    with open("/proc/self/statm", encoding="ascii") as sizes:
+        return 2 * int(sizes.read().split()[0]) * resource.getpagesize() > memory_bytes
 
 
 def answer(do: Task, request: Mapping[str, Any]) -> dict[str, object]:

@@ -10,7 +10,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tandem.types import RolloutFailed
 
@@ -61,7 +61,10 @@ class Workers:
             except BaseException:  # cancelled in the middle: what the worker is at belongs to nobody
                 self._end(worker)
                 raise
-            self._idle.append(worker)
+            if reply["retires"]:
+                self._end(worker)
+            else:
+                self._idle.append(worker)
         return result_of(reply)
 
     async def _start(self) -> Process:
@@ -90,7 +93,7 @@ class Workers:
     def _end(self, worker: Process) -> None:
         if worker.returncode is None:
             worker.kill()
-        self._ended.append(worker)
+        self._ended = [ended for ended in (*self._ended, worker) if ended.returncode is None]
 
     async def close(self) -> None:
         """End all workers and wait until they are gone."""
@@ -102,7 +105,7 @@ class Workers:
         self._ended.clear()
 
 
-async def _exchange(worker: Process, request: Mapping[str, object]) -> bytes:
+async def _exchange(worker: Process, request: Mapping[str, object]) -> dict[str, Any]:
     assert worker.stdin is not None, "a pipe"
     assert worker.stdout is not None, "a pipe"
     worker.stdin.write(json.dumps(request).encode() + b"\n")
@@ -110,17 +113,16 @@ async def _exchange(worker: Process, request: Mapping[str, object]) -> bytes:
     reply = await worker.stdout.readline()
     if not reply.endswith(b"\n"):
         raise EOFError
-    return reply
+    return json.loads(reply)
 
 
-def result_of(reply: bytes) -> object:
+def result_of(reply: Mapping[str, Any]) -> object:
     """What a worker found. RequestLost: it was past a limit of its own; Unreadable: see there."""
-    said = json.loads(reply)
-    if "limit" in said:
-        raise RequestLost(f"needs too much memory or depth ({said['limit']})")
-    if "unreadable" in said:
-        raise Unreadable(said["unreadable"])
-    return said["result"]
+    if "limit" in reply:
+        raise RequestLost(f"needs too much memory or depth ({reply['limit']})")
+    if "unreadable" in reply:
+        raise Unreadable(reply["unreadable"])
+    return reply["result"]
 
 
 def first_lost(task: TaskName, requests: Iterable[Mapping[str, object]], memory_bytes: int) -> tuple[int, str] | None:
@@ -139,7 +141,7 @@ def first_lost(task: TaskName, requests: Iterable[Mapping[str, object]], memory_
     replies = done.stdout.splitlines()[1:]
     for number, reply in enumerate(replies):
         try:
-            result_of(reply.encode())
+            result_of(json.loads(reply))
         except (RequestLost, Unreadable) as error:
             return number, str(error)
     return None if len(replies) == len(lines) else (len(replies), "took too long")

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import random
+import sys
 import time
 
 import pytest
 
 from tandem.envs.verifiers import build_verifier, check_answers
+from tandem.envs.worker import MOST_SERVED
 from tandem.envs.workers import RequestLost, Workers
 from tandem.types import Prompt, RolloutFailed, Score
 from tests.envs.asking import ask_all, verifier_config
@@ -144,6 +146,23 @@ def test_no_process_is_left_behind_by_close_or_by_a_cancelled_score():
         return worker.pid
 
     assert not alive(asyncio.run(cancelled_then_closed()))
+
+
+def test_a_worker_that_has_grown_or_served_long_is_replaced_before_it_fails_a_later_request():
+    async def is_kept(memory_bytes, requests):
+        workers = Workers("search", count=1, memory_bytes=memory_bytes)
+        first = await workers._start()
+        workers._idle.append(first)
+        for _ in range(requests):
+            assert await workers.ask({"pattern": "a*", "flags": 0, "text": "a", "whole": True}, 30) is True
+        kept = workers._idle == [first]
+        await workers.close()
+        return kept
+
+    assert asyncio.run(is_kept(1 << 30, MOST_SERVED - 1))
+    assert not asyncio.run(is_kept(1 << 30, MOST_SERVED))
+    if sys.platform == "linux":
+        assert not asyncio.run(is_kept(20 << 20, 1))  # Python alone is more than half of that
 
 
 def test_a_worker_ends_by_itself_when_nobody_is_there_to_end_it():
