@@ -215,7 +215,7 @@ def children():
     return [line for line in listed.stdout.splitlines() if "sandbox_child" in line]
 
 
-def test_a_program_ends_with_the_process_that_started_it():
+def test_a_program_ends_with_the_process_that_started_it(tmp_path):
     script = (
         "import asyncio, os\nfrom tandem.config.env import CodeVerifier\nfrom tandem.envs.sandbox import Sandbox\n"
         "async def main():\n"
@@ -230,7 +230,8 @@ def test_a_program_ends_with_the_process_that_started_it():
         "  except OSError:\n    return 0\n"
         "asyncio.run(main())"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:
+    place = os.environ | {"TMPDIR": str(tmp_path)}  # whoever is killed leaves its folder
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=place) as owner:
         pid = int(owner.stdout.readline())
         handle = os.pidfd_open(pid)
         owner.kill()
