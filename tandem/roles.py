@@ -66,11 +66,19 @@ class Verifier(Protocol):
 
     async def score(self, prompt: Prompt, response: str) -> Score: ...
 
+    async def close(self) -> None:
+        """End what it holds: processes, connections."""
+        ...
+
 
 class Environment(Protocol):
     """Plays one episode of a prompt: asks for text, answers, scores."""
 
     async def play(self, prompt: Prompt, write: Write) -> Sample: ...
+
+    async def close(self) -> None:
+        """End what it holds, its verifier too."""
+        ...
 
 
 class Engine(Protocol):

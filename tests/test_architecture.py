@@ -43,6 +43,8 @@ HOMES: dict[str, str | tuple[str, ...]] = {
     "mlflow": "metrics/mlflow.py",
     "datasets": "data/hub.py",
     "pyarrow": "data/parquet.py",
+    "math_verify": "envs/worker.py",  # in processes of its own only
+    "httpx2": "envs/llm_judge.py",
 }
 
 

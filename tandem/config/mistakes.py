@@ -111,6 +111,8 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[Key, FieldInfo | None, bool]:
     shape: Shape | None = Config
     field: FieldInfo | None = None
     for part in loc:
+        if part == "[key]":  # the name itself is wrong, not what stands there
+            break
         if field is not None and len(sections_of(field.annotation)) > 1 and shape is None:
             shape = chosen(field, part)
             continue

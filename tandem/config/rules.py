@@ -9,6 +9,7 @@ from tandem.config.loaded import Loaded
 from tandem.config.rules_algorithm import ALGORITHM_RULES
 from tandem.config.rules_cluster import CLUSTER_RULES
 from tandem.config.rules_data import DATA_RULES
+from tandem.config.rules_env import ENV_RULES
 from tandem.config.rules_models import MODEL_RULES
 from tandem.config.rules_sizes import SIZE_RULES
 
@@ -18,7 +19,7 @@ def broken_rules(loaded: Loaded) -> Iterator[str]:
     if wrong := one_algorithm(loaded):
         yield wrong  # every other rule is about the one that is set
         return
-    for rule in (*ALGORITHM_RULES, *SIZE_RULES, *MODEL_RULES, *DATA_RULES, *CLUSTER_RULES):
+    for rule in (*ALGORITHM_RULES, *SIZE_RULES, *MODEL_RULES, *DATA_RULES, *ENV_RULES, *CLUSTER_RULES):
         yield from rule(loaded)
     yield from idle_messages(loaded)
 

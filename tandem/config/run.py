@@ -1,4 +1,4 @@
-"""The knobs of a run: environment, checkpoints, logs, machine; and the whole config."""
+"""The knobs of a run: checkpoints, logs, machine; and the whole config."""
 
 from __future__ import annotations
 
@@ -10,38 +10,9 @@ from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, Valu
 from tandem.config.asynchrony import AsyncRl, Failures
 from tandem.config.data import Data
 from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
+from tandem.config.env import Env
 from tandem.config.models import Policy, Reference, Value, VllmEngine
 from tandem.config.section import Section
-
-
-class ArithmeticVerifier(Section):
-    """1 if the number after the last `The answer is` is right."""
-
-    name: Literal["arithmetic"]
-
-
-class Gsm8kVerifier(Section):
-    """1 if the number after the last `####` or `The answer is` is right; commas, signs and currency normalised."""
-
-    name: Literal["gsm8k"]
-
-
-class PythonVerifier(Section):
-    """Your own function, `module:name`: (question, answer, response) -> a number, or {component: number}."""
-
-    name: Literal["python"]
-    target: Annotated[str, Field(examples=["my_rewards:score"])]
-
-
-Verifier = Annotated[ArithmeticVerifier | Gsm8kVerifier | PythonVerifier, Field(discriminator="name")]
-
-
-class Env(Section):
-    """How a response is scored."""
-
-    name: Literal["single_turn"] = "single_turn"
-    verifier: Verifier
-    score_timeout_s: Positive = 60.0
 
 
 class Checkpointing(Section):

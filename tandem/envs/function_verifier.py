@@ -9,17 +9,23 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from numbers import Real
 
+from tandem.config.env import PythonVerifier
+from tandem.envs.batching import Batches
 from tandem.types import Prompt, RolloutFailed, Score
 
-UserFunction = Callable[[str, str, str], object]
+UserFunction = Callable[..., object]  # of three texts, or of three lists of them
 WANTED = "a function (question, answer, response) that returns a number or {component: number}"
+WANTED_BATCHED = (
+    "a function (questions, answers, responses), three lists, that returns a list with a number or {component: number}"
+    " for each (env.verifier.batch_size is set)"
+)
 
 
-def load_function(target: str) -> UserFunction:
+def load_function(target: str, *, wanted: str = WANTED) -> UserFunction:
     """Import `module:name`. The current directory is searched last, so that a file beside the recipe can be named."""
     where = f"env.verifier.target={target!r}"
     module_name, _, name = target.partition(":")
@@ -39,12 +45,20 @@ def load_function(target: str) -> UserFunction:
         raise ValueError(f"{where}: the module has no {name!r}; what can be called there: {there}")
     function = vars(module)[name]
     if not callable(function):
-        raise ValueError(f"{where} is a {type(function).__name__}, not {WANTED}")
+        raise ValueError(f"{where} is a {type(function).__name__}, not {wanted}")
     try:
         inspect.signature(function).bind("question", "answer", "response")
     except TypeError as error:
-        raise ValueError(f"{where} takes {inspect.signature(function)}: {error}; wanted: {WANTED}") from error
+        raise ValueError(f"{where} takes {inspect.signature(function)}: {error}; wanted: {wanted}") from error
     return function
+
+
+def build_function_verifier(config: PythonVerifier) -> FunctionVerifier | BatchedFunctionVerifier:
+    """One response a call, or several where the recipe gives a batch_size."""
+    if config.batch_size is None:
+        return FunctionVerifier(config.target, load_function(config.target))
+    function = load_function(config.target, wanted=WANTED_BATCHED)
+    return BatchedFunctionVerifier(config.target, function, config.batch_size)
 
 
 class FunctionVerifier:
@@ -62,20 +76,54 @@ class FunctionVerifier:
             raise RolloutFailed(f"{what} raised {type(error).__name__}: {error}") from error
         return _score(result, what)
 
+    async def close(self) -> None:
+        """It holds nothing."""
 
-async def _call(function: UserFunction, question: str, answer: str, response: str) -> object:
+
+class BatchedFunctionVerifier:
+    """Asks a user's function for several responses at a time, one call after the other."""
+
+    def __init__(self, target: str, function: UserFunction, batch_size: int) -> None:
+        self._target = target
+        self._function = function
+        self._batches: Batches[tuple[str, str, str], object] = Batches(self._ask, batch_size)
+
+    async def score(self, prompt: Prompt, response: str) -> Score:
+        what = f"reward function {self._target} on prompt {prompt.id!r}"
+        try:
+            result = await self._batches.ask((prompt.question, prompt.answer, response))
+        except (Exception, SystemExit) as error:
+            raise RolloutFailed(f"{what} raised {type(error).__name__}: {error}") from error
+        return _score(result, what)
+
+    async def _ask(self, rows: Sequence[tuple[str, str, str]]) -> Sequence[object]:
+        try:
+            results = await _call(self._function, *(list(column) for column in zip(*rows, strict=True)))
+        except SystemExit as error:
+            raise RuntimeError(f"SystemExit: {error}") from error  # to be told to each of the batch
+        if isinstance(results, str | Mapping) or not isinstance(results, Iterable):
+            raise TypeError(f"returned {results!r:.60} of type {type(results).__name__}; wanted: {WANTED_BATCHED}")
+        if len(listed := list(results)) != len(rows):
+            raise ValueError(f"returned {len(listed)} results for {len(rows)} responses; wanted: {WANTED_BATCHED}")
+        return listed
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
+async def _call(function: UserFunction, *arguments: str | list[str]) -> object:
     """Await an async function; run any other in a daemon thread of its own.
 
     Not in an executor: one that never returns would hold a worker for good, and hold up the end of the process.
     """
     if inspect.iscoroutinefunction(function):
-        return await function(question, answer, response)
+        return await function(*arguments)
     done: Future[object] = Future()
     done.set_running_or_notify_cancel()  # from here a cancelled wait does not cancel it: the thread may still set it
 
     def work() -> None:
         try:
-            done.set_result(function(question, answer, response))
+            done.set_result(function(*arguments))
         except BaseException as error:  # handed on to the waiter, whatever it is
             done.set_exception(error)
 

@@ -26,6 +26,10 @@ class SingleTurn:
         text = self._decode(written.tokens)
         return _sample(prompt, written, await self._score(prompt, text), text)
 
+    async def close(self) -> None:
+        """End what the verifier holds."""
+        await self._verifier.close()
+
     async def _score(self, prompt: Prompt, response: str) -> Score:
         try:
             async with asyncio.timeout(self._score_timeout_s):

@@ -17,7 +17,7 @@ from tandem.config import Config
 from tandem.config.data_plane import MemoryDataPlane
 from tandem.config.load import algorithm_of, load
 from tandem.config.recipes import shipped_recipes
-from tandem.launch.build import build_evaluator, build_house
+from tandem.launch.build import House, build_evaluator, build_house
 from tandem.launch.eval_data import data_override
 from tandem.launch.export import checkpoint_of
 from tandem.launch.local import LocalMachinery
@@ -169,6 +169,7 @@ async def evaluate(config: Config, target: Target, answers: Path) -> Metrics:
     """Score the validation sets once."""
     config = config.model_copy(update={"data_plane": MemoryDataPlane()})  # whichever plane the run has
     machinery = LocalMachinery(config)
+    house: House | None = None
     try:
         house = await build_house(config, machinery, trains=False)
         if target.checkpoint is not None:
@@ -179,6 +180,8 @@ async def evaluate(config: Config, target: Target, answers: Path) -> Metrics:
         assert evaluator is not None, "checked above"
         return await evaluator(target.step, lambda: None)
     finally:
+        if house is not None:
+            await house.env.close()
         await machinery.close()
 
 

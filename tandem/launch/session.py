@@ -20,7 +20,7 @@ from tandem.control import vault
 from tandem.control.checkpoint import find_checkpoint
 from tandem.control.controller import Controller
 from tandem.launch.answers import before_and_after
-from tandem.launch.build import build_controller, build_house
+from tandem.launch.build import House, build_controller, build_house
 from tandem.launch.local import LocalMachinery
 from tandem.launch.machinery import Machinery
 from tandem.launch.process import prepare, quiet_libraries
@@ -137,6 +137,7 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
     timeline = Timeline(place.run_dir / "timeline.json" if config.logger.timeline else None)
     display = Display(config.logger.console, console=place.console)
     sinks: list[Sink] = [display]
+    house: House | None = None
     try:
         house = await build_house(config, machinery)
         controller, checkpoints = await build_controller(
@@ -171,6 +172,8 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
         for sink in sinks:
             sink.close()
         timeline.close()
+        if house is not None:
+            await house.env.close()
         await machinery.close()
 
 

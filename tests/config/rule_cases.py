@@ -19,7 +19,7 @@ CASES = [
     ("gae_and_critic", PPO, f"{GAE}.name=rloo", NO_CRITIC, f"{GAE}.name = rloo|value (|value=null|{GAE}.name=gae"),
     ("gae_and_critic", GRPO, "value={} value_loss_fn=null", "value=null", "grpo.adv_estimator.name = grpo|value=null"),
     ("gae_and_critic", GRPO, "value_loss_fn={name:mse}", "value_loss_fn=null", "value_loss_fn (|value_loss_fn=null"),
-    ("gae_and_critic", GRPO, "grpo.adv_estimator.name=gae", "grpo.adv_estimator.name=gdpo", "ppo instead of grpo"),
+    ("gae_and_critic", GRPO, "grpo.adv_estimator.name=gae", "grpo.adv_estimator.name=rloo", "ppo instead of grpo"),
     (
         "lambdas",
         PPO,

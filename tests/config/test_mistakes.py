@@ -94,7 +94,25 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
         (
             "env.verifier.name=gsm",
             "env.verifier.name (command line): no verifier is named gsm; did you mean gsm8k? "
-            "Known: arithmetic, gsm8k, python",
+            "Known: arithmetic, gsm8k, dapo_math, math_verify, exact, regex, format, length, python, reward_model, "
+            "llm_judge, code, weighted_sum",
+        ),
+        (
+            "env.verifier={name: weighted_sum, components: {a b: {verifier: {name: gsm8k}}}}",
+            'env.verifier.components.a b (command line): "a b" is no name: use letters, digits, _ and -',
+        ),
+        (
+            "env.verifier={name: weighted_sum, components: {}}",
+            "env.verifier.components (command line): got {}, wanted a mapping of names to a section",
+        ),
+        (
+            "env.verifier={name: weighted_sum, components: {a: {wieght: 1.0, verifier: {name: gsm8k}}}}",
+            "env.verifier.components.a.wieght (command line): unknown key; "
+            "did you mean env.verifier.components.a.weight?",
+        ),
+        (
+            "env.verifier.name=weighted_sum",
+            "env.verifier.components must be given, e.g. env.verifier.components={right: {verifier: {name: gsm8k}}}",
         ),
         (
             "data.validation={}",

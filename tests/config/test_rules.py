@@ -10,12 +10,13 @@ from tandem.config.load import load
 from tandem.config.rules_algorithm import ALGORITHM_RULES
 from tandem.config.rules_cluster import CLUSTER_RULES
 from tandem.config.rules_data import DATA_RULES
+from tandem.config.rules_env import ENV_RULES
 from tandem.config.rules_models import MODEL_RULES
 from tandem.config.rules_sizes import SIZE_RULES
-from tests.config import backend_cases, cluster_cases, data_cases, rule_cases
+from tests.config import backend_cases, cluster_cases, data_cases, env_cases, rule_cases
 from tests.config.rule_cases import PPO
 
-CASES = [*rule_cases.CASES, *cluster_cases.CASES, *backend_cases.CASES, *data_cases.CASES]
+CASES = [*rule_cases.CASES, *cluster_cases.CASES, *backend_cases.CASES, *data_cases.CASES, *env_cases.CASES]
 
 
 def spaced(overrides: str) -> list[str]:
@@ -23,7 +24,7 @@ def spaced(overrides: str) -> list[str]:
 
     `val:` is the beginning of a metric's name.
     """
-    return [re.sub(r"(?<!\bval):", ": ", text).replace(",", ", ") for text in overrides.split()]
+    return [re.sub(r"(?<!\bval):(?!//)", ": ", text).replace(",", ", ") for text in overrides.split()]
 
 
 @pytest.mark.parametrize(("rule", "recipe", "broken", "mended", "names"), CASES)
@@ -35,7 +36,7 @@ def test_a_broken_rule_names_keys_values_and_way_out(rule: str, recipe: str, bro
     load(recipe, [*spaced(broken), *spaced(mended)])
 
 
-@pytest.mark.parametrize("rule", [*ALGORITHM_RULES, *SIZE_RULES, *MODEL_RULES, *DATA_RULES, *CLUSTER_RULES])
+@pytest.mark.parametrize("rule", [*ALGORITHM_RULES, *SIZE_RULES, *MODEL_RULES, *DATA_RULES, *ENV_RULES, *CLUSTER_RULES])
 def test_every_rule_has_a_case(rule: Callable):
     assert rule.__name__ in {case[0] for case in CASES}
 

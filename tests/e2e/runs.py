@@ -13,7 +13,7 @@ from tandem.config import Config
 from tandem.config.load import load
 from tandem.control.checkpoint import find_checkpoint
 from tandem.fingerprint import fingerprint
-from tandem.launch.build import build_controller, build_house
+from tandem.launch.build import House, build_controller, build_house
 from tandem.launch.local import LocalMachinery
 from tandem.launch.machinery import Machinery
 from tandem.launch.process import prepare
@@ -82,6 +82,7 @@ def run(
 async def _run(config: Config, machinery: Machinery, run_dir: Path, resume: bool, beside: Beside | None) -> Ran:
     sink = Memory()
     sinks = [sink, *([beside(machinery)] if beside else [])]
+    house: House | None = None
     try:
         house = await build_house(config, machinery)
         controller, checkpoints = await build_controller(
@@ -93,6 +94,8 @@ async def _run(config: Config, machinery: Machinery, run_dir: Path, resume: bool
         await run_guarded(controller, machinery)
         return Ran(sink.records, await digests(machinery))
     finally:
+        if house is not None:
+            await house.env.close()
         await machinery.close()
 
 

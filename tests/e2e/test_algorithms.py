@@ -35,6 +35,19 @@ def test_gdpo_takes_its_components_from_the_reward_function(tmp_path: Path):
     assert ran.records[0]["actor/grad_norm"] > 0
 
 
+def test_gdpo_takes_its_components_from_a_weighted_sum_which_is_logged_part_by_part(tmp_path: Path):
+    verifier = (
+        "env.verifier={name: weighted_sum, components: {right: {verifier: {name: arithmetic}}, form: {weight: 0.5, "
+        "verifier: {name: format, pattern: '.*The answer is -?[0-9]+[.]'}}}}"
+    )
+    weights = "ppo.adv_estimator={name: gdpo, reward_weights: {right: 1.0, form: 0.5}}"
+    (record,) = run(short_config(weights, verifier, "ppo.max_num_steps=1", *NO_CRITIC), tmp_path).records
+    right, form = (record[f"rollout/component/{name}"] for name in ("right", "form"))
+    assert 0 < right < form <= 1
+    assert record["rollout/reward"] == pytest.approx(right + 0.5 * form)
+    assert record["actor/grad_norm"] > 0
+
+
 @pytest.mark.parametrize("in_reward", ["true", "false"])
 def test_a_reference_starts_at_no_divergence_and_stays_frozen(tmp_path: Path, in_reward: str):
     ran = run(short_config(*REFERENCE, f"loss_fn.use_kl_in_reward={in_reward}", "ppo.max_num_steps=2"), tmp_path)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tandem.config.run import PythonVerifier
+from tandem.config.env import PythonVerifier
 from tandem.envs.verifiers import build_verifier
 from tandem.types import Prompt, RolloutFailed, Score
 

@@ -75,6 +75,17 @@ def test_an_engine_that_writes_nothing_fails_the_rollout():
         play(Generation((), (), (), "stop"))
 
 
+def test_closing_the_environment_closes_its_verifier():
+    closed = []
+
+    class Held(Exact):
+        async def close(self):
+            closed.append(True)
+
+    asyncio.run(SingleTurn(Held(), decode, score_timeout_s=1).close())
+    assert closed == [True]
+
+
 def test_a_reward_function_that_hangs_holds_up_neither_the_run_nor_its_end(tmp_path, monkeypatch):
     from tandem.envs.function_verifier import FunctionVerifier
 

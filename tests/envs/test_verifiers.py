@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config.run import ArithmeticVerifier, Gsm8kVerifier, PythonVerifier
+from tandem.config.env import ArithmeticVerifier, Gsm8kVerifier, PythonVerifier
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.types import Prompt, RolloutFailed, Score
 
