@@ -19,11 +19,11 @@ from tandem.config.errors import ConfigError
 from tandem.config.loaded import Loaded, named_sections
 from tandem.config.mistakes import Key, mistakes, must_be_given
 from tandem.config.recipes import find_recipe
+from tandem.config.resolvers import register_resolvers
 from tandem.config.rules import broken_rules
 from tandem.config.run import Config
-from tandem.config.schema import Plain, completed, field_of, shape_at
+from tandem.config.schema import Plain, completed, field_of, frozen, shape_at
 from tandem.config.section import Section
-from tandem.config.show import shown
 from tandem.config.source import read_file, read_overrides, shown_path
 from tandem.config.tree import DEFAULT, Node, Origin, merge, without_defaults
 
@@ -102,7 +102,7 @@ def _resolved(tree: Node) -> tuple[dict[str, Plain], dict[Key, str]]:
 
 def _untangle(values: dict[str, Plain], tangled: dict[Key, Node]) -> dict[Key, str]:
     """Resolve these keys in place, seeing all others, defaults included. Returns what is wrong with which."""
-    OmegaConf.register_resolver("mul", _product, replace=True)
+    register_resolvers()
     whole, wrong = OmegaConf.create(values), {}
     for key, node in tangled.items():
         try:
@@ -118,24 +118,17 @@ def _untangle(values: dict[str, Plain], tangled: dict[Key, Node]) -> dict[Key, s
     return wrong
 
 
-def _product(left: object, right: object) -> int | float:
-    """`${mul:a,b}`"""
-    if not (isinstance(left, int | float) and isinstance(right, int | float)):
-        raise ValueError(f"mul takes two numbers, got {shown(left)} and {shown(right)}")
-    return left * right
-
-
 def _validated(values: dict[str, Plain], place: Callable[[Sequence[str]], str]) -> tuple[Config | None, dict[Key, str]]:
     """The config, and what is wrong. Where only unknown keys are wrong there are both, so that the rules can run."""
     try:
-        return Config.model_validate(_frozen(values), strict=True), {}
+        return Config.model_validate(frozen(values), strict=True), {}
     except ValidationError as error:
         wrong = mistakes(error, values, place)
         if any(detail["type"] != "extra_forbidden" for detail in error.errors()):
             return None, wrong
     for key in wrong:
         del _inside(values, key)[key[-1]]
-    return Config.model_validate(_frozen(values), strict=True), wrong
+    return Config.model_validate(frozen(values), strict=True), wrong
 
 
 def _inside(values: dict[str, Plain], key: Key) -> dict[str, Plain]:
@@ -143,13 +136,6 @@ def _inside(values: dict[str, Plain], key: Key) -> dict[str, Plain]:
     for part in key[:-1]:
         values = values[part]
     return values
-
-
-def _frozen(value: Plain) -> Plain:
-    """Lists as tuples: strict pydantic takes nothing else for a tuple field."""
-    if isinstance(value, dict):
-        return {key: _frozen(inner) for key, inner in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _place(tree: Node) -> Callable[[Sequence[str]], str]:

@@ -104,6 +104,13 @@ def plain(value: Plain) -> Plain:
     return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
+def frozen(value: Plain) -> Plain:
+    """Lists as tuples: strict pydantic takes nothing else for a tuple field."""
+    if isinstance(value, dict):
+        return {key: frozen(inner) for key, inner in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
 def all_keys(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
     """Every dotted key there is, over all variants of all unions."""
     for name, field in section.model_fields.items():

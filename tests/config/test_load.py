@@ -121,6 +121,13 @@ def test_interpolation_sees_recipe_overrides_and_defaults():
     assert config.name == "seed-1000"
 
 
+@pytest.mark.parametrize(
+    ("sum_of_two", "result"), [("add:4,3", 7), ("sub:4,3", 1), ("mul:4,3", 12), ("max:4,3", 4), ("div:6,3", 2.0)]
+)
+def test_a_value_can_be_a_sum_of_two_others(sum_of_two: str, result: float):
+    assert load(BASE, [f"policy.max_grad_norm=${{{sum_of_two}}}"]).config.policy.max_grad_norm == result
+
+
 def test_a_copied_section_has_the_origin_of_the_copy_where_it_differs_from_defaults():
     loaded = load(BASE, ["policy.optimizer.lr=1e-5", "value.optimizer=${policy.optimizer}"])
     assert loaded.config.value is not None
@@ -135,7 +142,8 @@ def test_a_copied_section_has_the_origin_of_the_copy_where_it_differs_from_defau
         ("${no.such}", "'no.such' not found"),
         ("${name}", "Recursive"),
         ("${mul:a,2}", "mul takes two numbers, got a and 2"),
-        ("${add:1,2}", "Unsupported interpolation type add"),
+        ("${pow:1,2}", "Unsupported interpolation type pow"),
+        ("${div:1,0}", "division by zero"),
     ],
 )
 def test_an_interpolation_that_fails_is_a_mistake_of_its_key(value: str, reason: str):
