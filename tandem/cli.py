@@ -1,4 +1,4 @@
-"""The command line: tandem train | check | eval | export | show. Light to import: torch comes with what computes."""
+"""The command line. Light to import: torch comes with what computes."""
 
 from __future__ import annotations
 
@@ -156,6 +156,19 @@ def simulate(
     }
     question = Question(length_law, mean_length, prompt_tokens, steps, timeline)
     simulate_recipe(recipe, overrides or [], question, machines, Console())
+
+
+@app.command(name="import-config")
+def import_config(
+    file: Annotated[Path, typer.Argument(help="A PPO or GRPO config of NeMo-RL, beside what it inherits from.")],
+    output: Annotated[Path | None, typer.Option(help="The recipe to write.", show_default="standard output")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say a NeMo-RL config in Tandem's keys: a recipe, and a table of what became of every key."""
+    from tandem.launch.import_config import import_file
+
+    raise typer.Exit(0 if import_file(file, output, overwrite) else 1)
 
 
 def main() -> None:

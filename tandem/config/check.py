@@ -40,7 +40,7 @@ def render(loaded: Loaded) -> Text:
 def to_yaml(config: Config) -> str:
     """YAML that loads to an equal config. Keys that would be refused as without effect are left out."""
     idle = idle_keys(Loaded(config, {}))
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(_without(config, idle))))
+    return OmegaConf.to_yaml(OmegaConf.create(escaped(_without(config, idle))))
 
 
 def derived(config: Config) -> Iterator[tuple[str, str]]:
@@ -106,13 +106,13 @@ def _without(value: Plain, idle: dict[str, str], prefix: str = "") -> Plain:
     }
 
 
-def _escaped(value: Plain) -> Plain:
+def escaped(value: Plain) -> Plain:
     r"""Text that holds `${` as it is: OmegaConf reads `\${`."""
     match value:
         case dict():
-            return {key: _escaped(inner) for key, inner in value.items()}
+            return {key: escaped(inner) for key, inner in value.items()}
         case list():
-            return [_escaped(inner) for inner in value]
+            return [escaped(inner) for inner in value]
         case str():
             return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
         case _:
