@@ -20,7 +20,6 @@ from tandem.config.nemo_rl.source import Source
 from tandem.config.schema import Plain
 
 ESTIMATOR = "ALGO.adv_estimator"
-ALL = 1_000_000  # validation samples: more than any set has
 ESTIMATORS = ("gae", "grpo", "gdpo", "reinforce_plus_plus", "raw_reward")
 
 
@@ -38,8 +37,7 @@ def _epochs(source: Source, key: str, value: Plain) -> Outcome:
 
 
 def _validation_samples(source: Source, key: str, value: Plain) -> Outcome:
-    everything = value is None or value == -1
-    return mapped({"ALGO.max_val_samples": ALL if everything else value}, "all" if everything else "")
+    return mapped({"ALGO.max_val_samples": None if value == -1 else value})
 
 
 def _turns(source: Source, key: str, value: Plain) -> Outcome:
@@ -142,9 +140,9 @@ def _in_flight(source: Source, key: str, value: Plain) -> Outcome:
 SIZES = (
     same(
         "ALGO.num_prompts_per_step ALGO.num_generations_per_prompt ALGO.max_num_steps ALGO.ppo_epochs "
-        "ALGO.policy_training_start_step ALGO.val_period ALGO.val_at_start ALGO.val_at_end ALGO.use_dynamic_sampling "
-        "ALGO.dynamic_sampling_max_gen_batches ALGO.overlong_filtering ALGO.seq_logprob_error_threshold "
-        "ALGO.advantage_clip_low ALGO.advantage_clip_high"
+        "ALGO.policy_training_start_step ALGO.val_period ALGO.val_at_start ALGO.val_at_end ALGO.val_batch_size "
+        "ALGO.use_dynamic_sampling ALGO.dynamic_sampling_max_gen_batches ALGO.overlong_filtering "
+        "ALGO.seq_logprob_error_threshold ALGO.advantage_clip_low ALGO.advantage_clip_high"
     ),
     by("ALGO.max_num_epochs", "ALGO.max_num_epochs", "-1 is no limit", _epochs),
     renamed("ALGO.seed", "seed"),
@@ -163,8 +161,7 @@ SIZES = (
         "ALGO.initial_policy_weights_path",
         "NeMo-RL's checkpoints are not read; `policy.model_name` takes a Hugging Face directory",
     ),
-    by("ALGO.max_val_samples", "ALGO.max_val_samples", f"null is all ({ALL})", _validation_samples),
-    implied("ALGO.val_batch_size", "engines batch by themselves"),
+    by("ALGO.max_val_samples", "ALGO.max_val_samples", "-1 is null: all", _validation_samples),
     lacking("ALGO.val_start_at", "validation begins with the first period", (None, -1, 0)),
     implied("ALGO.batch_multiplier", "dynamic sampling starts prompts one by one, as many as it needs"),
     implied("ALGO.calculate_advantages_on_gpu", "advantages are computed where the controller is"),

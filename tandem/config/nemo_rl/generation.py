@@ -99,10 +99,10 @@ ENTRIES: tuple[Entry, ...] = (
         "less than the whole length: what NeMo-RL's data.max_input_seq_length leaves, or three quarters",
         _new_tokens,
     ),
-    same(f"{GENERATION}.temperature"),
+    same(f"{GENERATION}.temperature {GENERATION}.val_top_p"),
     same(f"{GENERATION}.val_temperature", "NeMo-RL validates at `temperature` where it is not given"),
     Entry(
-        tuple(f"{GENERATION}.{name}" for name in ("top_p", "top_k", "val_top_p", "val_top_k")),
+        tuple(f"{GENERATION}.{name}" for name in ("top_p", "top_k", "val_top_k")),
         "not supported",
         "training recomputes log-probs of the full law; implied for 1 and null",
         _full_law,

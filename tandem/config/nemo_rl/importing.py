@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +39,7 @@ class Row:
     value: Plain
     fate: Fate | Literal["unknown"]
     text: str
-    ours: tuple[str, ...] = ()  # keys of ours that it writes
+    ours: Mapping[str, Plain] = field(default_factory=dict)  # keys of ours that it writes
     given: bool = True  # false: not in the file, NeMo-RL's own default
 
 
@@ -61,16 +61,15 @@ def import_config(path: Path) -> Imported:
     writes: dict[str, Plain] = {"name": source.name, source.algorithm: {}, **surroundings.base_of(source)}
     if algorithm.has_critic(source):
         writes |= {"value": {}, "value_loss_fn.name": "mse"}
-    decided = [(leaf, outcome, True) for leaf in source.leaves for outcome in [_decide(source, leaf)]]
-    decided += [(leaf, outcome, False) for leaf in _defaults(source) for outcome in [_decide(source, leaf)]]
     rows: list[Row] = []
-    for leaf, outcome, given in decided:
+    for leaf, given in [*((leaf, True) for leaf in source.leaves), *((leaf, False) for leaf in _defaults(source))]:
+        outcome = _decide(source, leaf)
         written = {target_key(key, source, leaf.key): value for key, value in outcome.writes.items()} if outcome else {}
         written = {key: _whole(key, value) for key, value in written.items()}
         writes |= {key: value for key, value in written.items() if value != MISSING or key not in writes}
         rows.append(_row(source, leaf, outcome, written, given))
     idle = _without_effect(writes)
-    rows = [_idle_row(row, idle) for row in rows]
+    rows = [_idle_row(_overruled(row, writes), idle) for row in rows]
     tree = tree_of({key: value for key, value in writes.items() if key not in idle})
     recipe = differences(tree)
     return Imported(recipe, tuple(rows), tuple(open_keys(recipe)))
@@ -142,15 +141,11 @@ def _whole(key: str, value: Plain) -> Plain:
 
 def _row(source: Source, leaf: Leaf, outcome: Outcome | None, written: Mapping[str, Plain], given: bool) -> Row:
     if outcome is None:
-        return Row(leaf.key, leaf.value, "unknown", "no such key is known; it is not taken over", (), given)
+        return Row(leaf.key, leaf.value, "unknown", "no such key is known; it is not taken over", {}, given)
     why = target_key(outcome.why, source, leaf.key)
-    same = list(written.items()) == [(leaf.key, leaf.value)]
-    said = (
-        "the same"
-        if same
-        else ", ".join(f"{key} = {shown(value)}" if value != {} else key for key, value in written.items())
-    )
-    return Row(leaf.key, leaf.value, outcome.fate, "; ".join(filter(None, (said, why))), tuple(written), given)
+    parts = [f"{key} = {shown(value)}" if value != {} else key for key, value in written.items()]
+    said = "the same" if list(written.items()) == [(leaf.key, leaf.value)] else ", ".join(parts)
+    return Row(leaf.key, leaf.value, outcome.fate, "; ".join(filter(None, (said, why))), written, given)
 
 
 def _without_effect(writes: Mapping[str, Plain]) -> dict[str, str]:
@@ -165,8 +160,16 @@ def _without_effect(writes: Mapping[str, Plain]) -> dict[str, str]:
     return {key: why for key, why in idle_keys(Loaded(config, {})).items() if key in writes}
 
 
+def _overruled(row: Row, writes: Mapping[str, Plain]) -> Row:
+    """A key that says one thing where a later key of the file says another of the same key of ours."""
+    lost = [key for key, value in row.ours.items() if value not in (MISSING, {}) and value != writes[key]]
+    if not lost:
+        return row
+    return replace(row, fate="not supported", text=f"another key says {lost[0]} = {shown(writes[lost[0]])}", ours={})
+
+
 def _idle_row(row: Row, idle: Mapping[str, str]) -> Row:
     """A key of which nothing is left in the recipe."""
     if row.fate != "mapped" or not row.ours or not all(key in idle for key in row.ours):
         return row
-    return replace(row, fate="implied", text=f"no effect here: {idle[row.ours[0]]}", ours=())
+    return replace(row, fate="implied", text=f"no effect here: {idle[next(iter(row.ours))]}", ours={})

@@ -39,7 +39,7 @@ def differences(values: Mapping[str, Plain], section: type[Section] = Config) ->
             continue
         value, default = values[name], plain(field.get_default(call_default_factory=True))
         inner = chosen(field, value.get("name")) if isinstance(value, Mapping) else None
-        if inner is not None:
+        if isinstance(inner, type):
             differing = differences(value, inner)
             if "name" in value and (default is None or field.is_required() or default["name"] != value["name"]):
                 differing = {"name": value["name"], **differing}

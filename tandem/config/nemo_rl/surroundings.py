@@ -21,20 +21,54 @@ from tandem.config.nemo_rl.source import MISSING, Source
 from tandem.config.schema import Plain
 
 DATA = "data.SET"
-ROWS = "JSON lines of it in a file; name the file, and the two fields of a row"
-GSM8K = ("gsm8k", "GSM8K")
 SINKS = ("wandb", "mlflow", "swanlab", "tensorboard", "gpu_monitoring")
-LOCAL = (".jsonl", ".json")
+ROWS = "name the file of its rows, and their two fields"
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+# Public sets that both know; and how math is compared.
+PRESETS = {
+    "gsm8k": "gsm8k",
+    "GSM8K": "gsm8k",
+    "DAPOMath17K": "dapo_math_17k",
+    "DAPOMathAIME2024": "aime_2024",
+    "AIME2024": "aime_2024",
+    "math500": "math_500",
+    "OpenMathInstruct-2": "openmathinstruct2",
+}
+SPLITS = ("gsm8k", "openmathinstruct2")  # sets of ours that have some
+VERIFIERS = {"hf_math_verify": "math_verify", "dapo_math_verify": "dapo_math"}
 
 
 def base_of(source: Source) -> dict[str, Plain]:
     """What a recipe needs and no single key says: a model, rows to train on, and a verifier."""
-    base: dict[str, Plain] = {"policy.model_name": MISSING, "data.train.name": "jsonl", "data.train.path": MISSING}
+    base: dict[str, Plain] = {"policy.model_name": MISSING, **_rows(source, "train")}
     if validates(source):
-        base |= {"data.validation.name": "jsonl", "data.validation.path": MISSING}
-    if dataset_of(source, "train") in GSM8K:
-        return base | {"env.verifier.name": "gsm8k"}
+        base |= _rows(source, "validation")
+    if verifier := verifier_of(source):
+        return base | {"env.verifier.name": verifier}
     return base | {"env.verifier.name": "python", "env.verifier.target": MISSING}
+
+
+def verifier_of(source: Source) -> str | None:
+    """The verifier of ours that scores as the environment does, if there is one."""
+    return VERIFIERS.get(source.get("env.math.math_verify_impl", "hf_math_verify")) if _users(source, "math") else None
+
+
+def _rows(source: Source, which: str) -> dict[str, Plain]:
+    """Where the rows of a set come from: a public set, the hub, or a file that is still to be named."""
+    preset, path = PRESETS.get(dataset_of(source, which)), path_of(source, which)
+    if preset:
+        return {f"data.{which}.name": preset}
+    if path is None or str(path).endswith(FILES):
+        return {f"data.{which}.name": "file", f"data.{which}.path": MISSING if path is None else path}
+    return {f"data.{which}.name": "hub", f"data.{which}.dataset": path}
+
+
+def path_of(source: Source, which: str) -> Plain:
+    """The file or hub name of a set of the user's own."""
+    flat = {"train": "train_data_path", "validation": "val_data_path"}[which]
+    section = source.get(f"data.{which}", {})
+    own = section.get("data_path") if isinstance(section, Mapping) else None
+    return own or source.get("data.default.data_path") or source.get(f"data.{flat}")
 
 
 def validates(source: Source) -> bool:
@@ -70,24 +104,42 @@ def one_source(rule: Entry) -> Entry:
 
     def decide(source: Source, key: str, value: Plain) -> Outcome:
         if _several(source, key):
-            return refused("several sources of one set are issue 8: name one file")
+            return refused("several sources: write a mixture, or sets (docs/data.md)")
         return rule.rule(source, key, value)
 
     return Entry(rule.keys, rule.fate, rule.text, decide)
 
 
+def _is_preset(source: Source, key: str) -> bool:
+    return dataset_of(source, which_of(key)) in PRESETS
+
+
 def _dataset(source: Source, key: str, value: Plain) -> Outcome:
     if value in (None, "ResponseDataset"):
         return nothing("rows of your own")
+    if value in PRESETS:
+        return mapped({f"data.{which_of(key)}.name": PRESETS[value]})
+    if path_of(source, which_of(key)) is not None:
+        return nothing("its rows are where data_path says")
     return mapped({f"data.{which_of(key)}.path": MISSING}, ROWS)
 
 
 def _path(source: Source, key: str, value: Plain) -> Outcome:
     if value is None:
         return nothing("null")
-    if str(value).endswith(LOCAL):
-        return mapped({f"data.{which_of(key)}.path": value})
-    return refused(ROWS)
+    if _is_preset(source, key):
+        return mapped({f"data.{which_of(key)}.path": value}, "a local copy")
+    return mapped(_rows(source, which_of(key)))
+
+
+def _split(source: Source, key: str, value: Plain) -> Outcome:
+    which, name = which_of(key), key.rpartition(".")[2].replace("train_split", "split").replace("val_split", "split")
+    rows = _rows(source, which)
+    if value is None:
+        return nothing("null")
+    if rows[f"data.{which}.name"] == "hub" or (name == "split" and rows[f"data.{which}.name"] in SPLITS):
+        return mapped({f"data.{which}.{name}": value})
+    return nothing("the set, or the file, is one split")
 
 
 def _field(ours: str) -> Entry:
@@ -97,10 +149,11 @@ def _field(ours: str) -> Entry:
         sets = ["train", *["validation"] * validates(source)]
         chosen = sets if key.split(".")[1] in ("default", theirs) else [which_of(key)]
         overridden = [name for name in sets if source.has(f"data.{name}.{theirs}")]
-        if value is None:
-            return nothing("null")
         if key.split(".")[1] in ("default", theirs):
             chosen = [name for name in sets if name not in overridden]
+        chosen = [name for name in chosen if dataset_of(source, name) not in PRESETS]
+        if value is None or not chosen:
+            return nothing("null" if value is None else "the fields of a public set are known")
         return mapped({f"data.{name}.{ours}": value for name in chosen})
 
     return by(f"{DATA}.{theirs} data.{theirs}", f"data.train.{ours} data.validation.{ours}", "", rule)
@@ -139,9 +192,15 @@ def _users(source: Source, name: str) -> bool:
 def _verifier(source: Source, key: str, value: Plain) -> Outcome:
     if not _users(source, "math"):
         return nothing("no data set names it")
-    if dataset_of(source, "train") in GSM8K:
-        return mapped({"env.verifier.name": "gsm8k"}, "the number after #### or `The answer is`")
-    return mapped({"env.verifier.target": MISSING}, f"a function of yours that scores as {value} does")
+    if (verifier := verifier_of(source)) is None:
+        return mapped({"env.verifier.target": MISSING}, f"a function of yours that scores as {value} does")
+    return mapped({"env.verifier.name": verifier})
+
+
+def _verifier_workers(source: Source, key: str, value: Plain) -> Outcome:
+    if verifier_of(source) != "math_verify" or value is None:
+        return nothing("verifiers run beside training, with a deadline")
+    return mapped({"env.verifier.num_workers": value})
 
 
 def _other_environment(source: Source, key: str, value: Plain) -> Outcome:
@@ -195,14 +254,14 @@ DATA_ENTRIES = (
         for entry in (
             by(
                 f"{DATA}.dataset_name {DATA}.*.dataset_name data.dataset_name",
-                "data.train.path data.validation.path",
-                ROWS,
+                "data.train.name data.validation.name",
+                f"{', '.join(dict.fromkeys(PRESETS.values()))}; of others {ROWS}",
                 _dataset,
             ),
             by(
                 f"{DATA}.data_path data.train_data_path data.val_data_path",
                 "data.train.path data.validation.path",
-                "a file of JSON lines; others are not supported",
+                "a file; `data.train.dataset` with `data.train.name: hub` for what is none",
                 _path,
             ),
             _field("prompt_field"),
@@ -224,20 +283,29 @@ DATA_ENTRIES = (
                 "0; else put the rows for validation into a file of their own",
                 _split_off,
             ),
-            implied(
-                f"{DATA}.split {DATA}.subset {DATA}.seed {DATA}.processor {DATA}.env_name {DATA}.extract_answer "
-                f"{DATA}.task_name {DATA}.*.split {DATA}.*.seed data.train_split data.val_split data.task_name "
-                "data.processor",
-                "a row is a question and an answer; the file that you name is the split",
+            by(
+                f"{DATA}.split {DATA}.subset data.train_split data.val_split",
+                "data.train.split data.train.subset",
+                "of the hub, gsm8k and openmathinstruct2; implied else",
+                _split,
             ),
-            lacking(f"{DATA}.*.** {DATA}.repeat data.use_multiple_dataloader", "one source a set (more: issue 8)"),
+            implied(
+                f"{DATA}.seed {DATA}.processor {DATA}.env_name {DATA}.extract_answer "
+                f"{DATA}.task_name {DATA}.*.split {DATA}.*.seed data.task_name "
+                "data.processor",
+                "a row is a question and an answer",
+            ),
+            lacking(
+                f"{DATA}.*.** {DATA}.repeat data.use_multiple_dataloader",
+                "one source a set; more by hand: docs/data.md",
+            ),
         )
     ),
     by("data.max_input_seq_length", "data.on_too_long", "skip; it is also the room of a prompt", _too_long),
     same("data.shuffle"),
     implied("data.num_workers data.num_prompts_per_dataloader", "prompts are rendered as they are asked for"),
-    by("env.math.math_verify_impl", "env.verifier", "gsm8k for gsm8k; else a function of yours", _verifier),
-    implied("env.math.num_workers", "verifiers run in threads with a deadline"),
+    by("env.math.math_verify_impl", "env.verifier.name", "math_verify, dapo_math; else a function of yours", _verifier),
+    by("env.math.num_workers", "env.verifier.num_workers", "of math_verify; implied else", _verifier_workers),
     Entry(
         ("env.**",),
         "not supported",

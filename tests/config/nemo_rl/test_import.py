@@ -148,14 +148,11 @@ def test_megatron_with_engines_of_its_own_and_the_legacy_block(tmp_path: Path):
     assert (own.enabled, own.resources.num_nodes, own.resources.gpus_per_node) == (False, 1, 8)
     assert config.policy.generation.val_temperature == 0.9
     # The default of all sets, overruled by the one that says so.
-    assert config.data.train.model_dump() == {
-        "name": "jsonl",
-        "path": "rows/train.jsonl",
-        "prompt_field": "problem",
-        "answer_field": "truth",
-    }
+    given = {"name": "file", "path": "rows/train.jsonl", "prompt_field": "problem", "answer_field": "truth"}
+    assert given.items() <= config.data.train.model_dump().items()
     assert config.data.validation is not None
     assert config.data.validation.model_dump()["answer_field"] == "solution"
+    assert config.env.verifier.model_dump()["num_workers"] == 8
     assert config.data.prompt_template == "{question}"
 
 
@@ -173,7 +170,7 @@ def test_ppo_with_shaped_rewards_and_a_critic(tmp_path: Path):
         "overlong_buffer_penalty": 0.5,
     }
     assert config.policy.generation.max_new_tokens == 1024 - 124
-    assert (config.ppo.policy_training_start_step, config.ppo.ppo_epochs, config.ppo.max_val_samples) == (8, 2, 10**6)
+    assert (config.ppo.policy_training_start_step, config.ppo.ppo_epochs, config.ppo.max_val_samples) == (8, 2, None)
     assert config.loss_fn.loss_aggregation == "seq-mean-token-mean"
     assert config.loss_fn.importance_sampling_correction is not None
     assert config.loss_fn.importance_sampling_correction.model_dump() == {
@@ -193,7 +190,10 @@ def test_ppo_with_shaped_rewards_and_a_critic(tmp_path: Path):
     )
     assert (config.value.sequence_packing.train_mb_tokens, config.value.max_grad_norm) == (2048, 2.0)
     assert config.policy.tokenizer.chat_template_kwargs == {"enable_thinking": False}
-    assert config.env.verifier.name == "gsm8k"
+    assert config.env.verifier.name == "math_verify"
+    assert config.data.train.model_dump()["name"] == "gsm8k"
+    assert config.data.validation is not None
+    assert config.data.validation.model_dump()["split"] == "test"
     assert config.logger.wandb is not None
 
 
@@ -220,7 +220,7 @@ def test_a_run_without_a_critic_drops_it(tmp_path: Path):
     assert config.value is None
     assert config.policy.scheduler.model_dump() == {"name": "linear", "warmup_steps": 0, "min_lr_ratio": 0.25}
     assert {row.key: row.fate for row in imported.rows}["value.model_name"] == "implied"
-    assert imported.open == ("policy.model_name", "data.prompt_template", "env.verifier.target")
+    assert imported.open == ("policy.model_name", "data.prompt_template")
 
 
 # file, what is changed in it, key, what becomes of it, what the row says
@@ -267,8 +267,18 @@ CASES = [
      "not supported", "precision"),
     ("ppo", "policy: {hf_config_overrides: {max_position_embeddings: 9}}",
      "policy.hf_config_overrides.max_position_embeddings", "not supported", "config.json"),
-    ("ppo", "data: {train: {dataset_name: ResponseDataset, data_path: org/name}}", "data.train.data_path",
-     "not supported", "JSON lines"),
+    ("ppo", "data: {train: {dataset_name: ResponseDataset, data_path: org/name}}", "data.train.data_path", "mapped",
+     "data.train.name = hub, data.train.dataset = org/name"),
+    ("ppo", "data: {train: {dataset_name: ResponseDataset, data_path: org/name}}", "data.train.split", "mapped",
+     "the same"),
+    ("ppo", "data: {train: {dataset_name: DAPOMath17K}}", "data.train.dataset_name", "mapped", "= dapo_math_17k"),
+    ("ppo", "data: {train: {dataset_name: DAPOMath17K}}", "data.train.split", "implied", "one split"),
+    ("ppo", "data: {train: {data_path: rows.csv}}", "data.train.data_path", "mapped", "a local copy"),
+    ("ppo", "data: {train: {input_key: q}}", "data.train.input_key", "implied", "public set"),
+    ("ppo", "data: {train: {dataset_name: DeepScaler}}", "data.train.dataset_name", "mapped", "data.train.path"),
+    ("ppo", "env: {math: {math_verify_impl: dapo_math_verify}}", "env.math.num_workers", "implied", "deadline"),
+    ("ppo", "env: {math: {math_verify_impl: mine}}", "env.math.math_verify_impl", "mapped", "as mine does"),
+    ("ppo", "ppo: {max_val_samples: -1}", "ppo.max_val_samples", "mapped", "max_val_samples = null"),
     ("ppo", "data: {train: {surprise: 1}}", "data.train.surprise", "unknown", "not taken over"),
     ("ppo", "env: {countdown: {num_workers: 2}}", "env.countdown.num_workers", "implied", "no data set names it"),
     ("ppo", "data: {default: {env_name: countdown}}", "env.countdown.num_workers", "not supported", "verifier"),
@@ -282,6 +292,8 @@ CASES = [
      "TransferQueue"),
     ("ppo_single_controller", "policy: {draft: {enabled: true, model_name: d}}", "policy.draft.model_name",
      "not supported", "speculative"),
+    ("grpo_base", "policy: {dynamic_batching: {enabled: true, train_mb_tokens: 4096}}",
+     "policy.dynamic_batching.train_mb_tokens", "not supported", "another key says"),
     ("ppo_single_controller", "ppo: {unheard_of: 1}", "ppo.unheard_of", "unknown", ""),
 ]  # fmt: skip
 
