@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin
 
 from tandem.config.nemo_rl.source import Source
 from tandem.config.run import Config
@@ -151,9 +151,14 @@ def types_of(key: str) -> list[object]:
     """The types of a dotted key of ours, over all variants of the unions on its way."""
     sections: tuple[type[Section], ...] = (Config,)
     found: list[object] = []
+    by_name = False  # the next part is a name that the user chose
     for part in key.split("."):
+        if by_name:
+            by_name = False
+            continue
         found = [section.model_fields[part].annotation for section in sections if part in section.model_fields]
         sections = tuple(inner for annotation in found for inner in sections_of(annotation))
+        by_name = bool(sections) and any(get_origin(annotation) is dict for annotation in found)
     return found
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tandem.config.idle import idle_keys
 from tandem.config.loaded import Loaded
-from tandem.config.nemo_rl import algorithm, asynchrony, generation, loss, models, optimizers, surroundings
+from tandem.config.nemo_rl import algorithm, asynchrony, data, generation, loss, models, optimizers, surroundings
 from tandem.config.nemo_rl.entry import Entry, Fate, Outcome, nothing, refused, target_key, types_of
 from tandem.config.nemo_rl.recipe import differences, filled, open_keys, tree_of
 from tandem.config.nemo_rl.source import MISSING, Leaf, Source, read
@@ -27,7 +27,8 @@ TABLE: Mapping[str, tuple[Entry, ...]] = {
     "Optimizers": optimizers.ENTRIES,
     "Generation": generation.ENTRIES,
     "Asynchronous training": asynchrony.ENTRIES,
-    "Data, logs, machines": surroundings.ENTRIES,
+    "Data and environments": data.ENTRIES,
+    "Checkpoints, logs, machines": surroundings.ENTRIES,
 }
 
 
@@ -58,7 +59,7 @@ def import_config(path: Path) -> Imported:
     ConfigError where the file, or one that it inherits from, is not to be had or is no such config.
     """
     source = read(path)
-    writes: dict[str, Plain] = {"name": source.name, source.algorithm: {}, **surroundings.base_of(source)}
+    writes: dict[str, Plain] = {"name": source.name, source.algorithm: {}, **data.base_of(source)}
     if algorithm.has_critic(source):
         writes |= {"value": {}, "value_loss_fn.name": "mse"}
     rows: list[Row] = []

@@ -214,6 +214,40 @@ def test_the_single_controller(tmp_path: Path):
     assert unknown == ["my_own_section.switch"]
 
 
+def test_several_data_sets_become_a_mixture_and_sets(tmp_path: Path):
+    sets = """data:
+  _override_: true
+  max_input_seq_length: 100
+  train:
+    - {dataset_name: gsm8k, split: train}
+    - {dataset_name: ResponseDataset, data_path: more/rows.jsonl, output_key: truth}
+    - {dataset_name: ResponseDataset, data_path: org/rows, split: dev}
+  validation:
+    - {dataset_name: gsm8k, split: test}
+    - {dataset_name: AIME2024, repeat: 16}
+  default: {input_key: problem, output_key: answer}
+"""
+    imported = changed(tmp_path, "ppo", sets)
+    data = config_of(tmp_path, imported).data.model_dump(exclude_defaults=True)
+    assert data["train"] == {
+        "name": "mixture",
+        "sources": {
+            "gsm8k": {"name": "gsm8k"},
+            "rows": {"name": "file", "path": "more/rows.jsonl", "prompt_field": "problem", "answer_field": "truth"},
+            "rows_2": {"name": "hub", "dataset": "org/rows", "prompt_field": "problem", "split": "dev"},
+        },
+    }
+    assert data["validation"] == {
+        "name": "sets",
+        "sets": {"gsm8k": {"name": "gsm8k", "split": "test"}, "AIME2024": {"name": "aime_2024"}},
+    }
+    rows = {row.key: row for row in imported.rows}
+    assert rows["data.validation.1.repeat"].fate == "not supported"
+    assert list(rows["data.default.input_key"].ours) == [
+        f"data.train.sources.{n}.prompt_field" for n in ("rows", "rows_2")
+    ]
+
+
 def test_a_run_without_a_critic_drops_it(tmp_path: Path):
     imported = import_config(HERE / "flat_data.yaml")
     config = config_of(tmp_path, imported)
@@ -273,7 +307,7 @@ CASES = [
      "the same"),
     ("ppo", "data: {train: {dataset_name: DAPOMath17K}}", "data.train.dataset_name", "mapped", "= dapo_math_17k"),
     ("ppo", "data: {train: {dataset_name: DAPOMath17K}}", "data.train.split", "implied", "one split"),
-    ("ppo", "data: {train: {data_path: rows.csv}}", "data.train.data_path", "mapped", "a local copy"),
+    ("ppo", "data: {train: {data_path: rows.csv}}", "data.train.data_path", "mapped", "data.train.path = rows.csv"),
     ("ppo", "data: {train: {input_key: q}}", "data.train.input_key", "implied", "public set"),
     ("ppo", "data: {train: {dataset_name: DeepScaler}}", "data.train.dataset_name", "mapped", "data.train.path"),
     ("ppo", "env: {math: {math_verify_impl: dapo_math_verify}}", "env.math.num_workers", "implied", "deadline"),
