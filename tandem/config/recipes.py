@@ -48,6 +48,6 @@ def _not_found(name_or_path: str, path: Path, shipped: list[str]) -> str:
         return f"recipe {name_or_path!r} is a folder, and no run's directory: give the YAML file"
     names = [*shipped, *(f"{name}.yaml" for name in shipped)]
     near = [name.removesuffix(".yaml") for name in get_close_matches(path.name, names, n=1, cutoff=0.5)]
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     listing = ", ".join(shipped) or "none"
     return f"no recipe {name_or_path!r}{hint} Shipped recipes: {listing}; or give the path of a YAML file"
