@@ -87,7 +87,9 @@ def decoder_of(architecture: str, tied: bool, max_length: int) -> VllmDecoder:
         return VllmDecoder(args)
 
 
-def start_vllm(model: PreTrainedModel, max_concurrent_samples: int, max_length: int, decode: Decode) -> ThreadedEngine:
+def start_vllm(
+    model: PreTrainedModel, max_concurrent_samples: int, max_length: int, decode: Decode | None = None
+) -> ThreadedEngine:
     """An engine of this model's shape and weights, as version 0."""
     decoder = decoder_of(model.config.model_type, model.config.tie_word_embeddings, max_length)
     decoder.load_weights(model.named_parameters())
