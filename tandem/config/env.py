@@ -137,6 +137,16 @@ class CodeVerifier(Section):
     output_bytes: Count = 1 << 20  # of what it prints; past it the program is ended
 
 
+class ReasoningGymVerifier(Section):
+    """The scorer of the problem's own task in the library reasoning-gym. Needs the extra `reasoning-gym`."""
+
+    name: Literal["reasoning_gym"]
+    answer_tag: Annotated[str, Field(pattern=r"^[A-Za-z_]+$")] = "answer"  # <answer>...</answer>, the last one counts
+    num_workers: Count = 2  # processes that score
+    timeout_s: Positive = 10.0  # for one response; then its worker is ended and another started
+    memory_bytes: Annotated[int, Field(ge=1 << 28)] = 2 << 30  # address space of a worker
+
+
 Single = (
     ArithmeticVerifier
     | Gsm8kVerifier
@@ -150,6 +160,7 @@ Single = (
     | RewardModelVerifier
     | LlmJudgeVerifier
     | CodeVerifier
+    | ReasoningGymVerifier
 )
 
 
@@ -192,7 +203,7 @@ class ToolsEnv(Section):
     tool_call_format: ToolCallFormat | None = None  # how the policy writes a call; None: as its chat template shows
     result_role: Literal["tool", "user"] = "tool"  # of the messages that bring results
     describe_tools: bool = True  # through the chat template; false: the prompt says what there is
-    max_turns: Count = 8  # of the policy
+    max_turns: Annotated[int, Field(ge=2)] = 8  # of the policy; with one no result would be read
     max_calls_per_turn: Count = 8  # the others are told so
     tool_timeout_s: Positive = 10.0  # of one call; those of a turn run side by side
     max_result_chars: Count = 4096  # of one result; the rest is cut off

@@ -1,4 +1,4 @@
-"""Replies as ids: what the template writes between two turns, its end of a turn once, and nothing a tool could forge."""
+"""Replies as ids: what the template writes between two turns, each end of a turn once, and nothing forged by a tool."""
 
 import pytest
 
@@ -74,7 +74,10 @@ def test_a_special_token_in_a_result_is_only_text(template):
 @pytest.mark.parametrize(
     ("template", "wanted"),
     [
-        ("{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}", "leaves out messages"),
+        (
+            "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}",
+            "leaves out messages",
+        ),
         (
             "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
             "{% endfor %}",

@@ -1,4 +1,4 @@
-"""A real tokenizer with templates of several conventions, an engine that says what a test wants, and the episode played."""
+"""A real tokenizer with templates of several conventions, and an engine that says what a test wants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ HERMES = (
 LLAMA3 = (
     "{% if tools %}<|head|>system\nEnvironment: ipython\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     "<|eot_id|>{% endif %}{% for m in messages %}{% if m.role == 'tool' %}"
-    "<|head|>ipython\n{{ m.content | tojson }}<|eot_id|>{% else %}<|head|>{{ m.role }}\n{{ m.content | trim }}<|eot_id|>"
+    "<|head|>ipython\n{{ m.content | tojson }}<|eot_id|>"
+    "{% else %}<|head|>{{ m.role }}\n{{ m.content | trim }}<|eot_id|>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|head|>assistant\n{% endif %}"
 )
 # As Mistral has it: no head of the assistant's turn, and names of nine signs for calls.

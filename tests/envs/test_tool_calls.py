@@ -29,7 +29,11 @@ ONE = '{"name": "f", "arguments": {"a": 1}}'
         ("llama3_json", "The answer is 5.", []),
         ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [Call("f", {"a": 1})]),
         ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [Call("f", {"a": 1})]),
-        ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', [Call("f", {}), Call("g", {})]),
+        (
+            "llama3_json",
+            '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
+            [Call("f", {}), Call("g", {})],
+        ),
         ("llama3_json", '{"name": "f", "parameters": {}} I think', [Call("f", {}), None]),
         ("llama3_json", "{x}", [None]),
         ("llama3_json", '{"answer": 5}', [None]),
@@ -49,7 +53,20 @@ def test_calls_are_read_as_the_convention_has_them(convention, text, calls):
 @pytest.mark.parametrize("convention", ["hermes", "llama3_json", "mistral"])
 def test_no_text_of_a_model_breaks_the_reader(convention):
     draw = random.Random(3)
-    parts = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", "[", "]", '"name"', '"f"', ":", ","]
+    parts = [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"name"',
+        '"f"',
+        ":",
+        ",",
+    ]
     parts += ["NaN", "9" * 5000, "1e999", "\\u0000", "\ud800", '"arguments"', ONE, ";", "[" * 3000]
     for _ in range(500):
         text = "".join(draw.choice(parts) for _ in range(draw.randrange(12)))
