@@ -10,6 +10,7 @@ from tandem.config.recipes import find_recipe, shipped_recipes
 
 NEEDED = {
     "gsm8k_ppo": ["policy.model_name=some/model", "data.train.path=rows.jsonl"],
+    "gsm8k_tools": ["policy.model_name=some/model", "data.train.path=rows.jsonl"],
     "evaluate": ["policy.model_name=some/model"],
 }
 
