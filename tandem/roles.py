@@ -16,8 +16,6 @@ from tandem.types import Batch, Generation, Group, Metrics, Prompt, Sample, Samp
 if TYPE_CHECKING:
     import torch
 
-# An environment asks for text with this: the row so far -> what the policy writes next.
-Write = Callable[[Sequence[int]], Awaitable[Generation]]
 # A weight by its Hugging Face name. Bytes of equal weights are equal; order is the model's own.
 NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
 # Writes a snapshot into a directory, which it makes. Runs in any thread, at any later time.
@@ -26,6 +24,15 @@ WriteFiles = Callable[[Path], None]
 Pause = Literal["drain", "stand", "reissue", "rewrite"]
 # Tensor name -> digest of its bytes.
 Fingerprint = Mapping[str, str]
+
+
+class Write(Protocol):
+    """An environment asks for text with this: the row so far -> what the policy writes next.
+
+    At most `max_new_tokens`; None: as many as the recipe allows for one response, and never more than that.
+    """
+
+    def __call__(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Awaitable[Generation]: ...
 
 
 @runtime_checkable

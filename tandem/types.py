@@ -81,8 +81,17 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What an environment says to the policy between two of its turns. `name`: of the tool that says it."""
+
+    role: Literal["user", "tool"]
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One response as an environment returns it: the whole row, and which of its tokens the policy wrote."""
+    """One episode as an environment returns it: the whole row, and which of its tokens the policy wrote."""
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]

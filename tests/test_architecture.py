@@ -44,6 +44,8 @@ HOMES: dict[str, str | tuple[str, ...]] = {
     "datasets": "data/hub.py",
     "pyarrow": "data/parquet.py",
     "math_verify": "envs/worker.py",  # in processes of its own only
+    # Its problems are prompts; its scorers run in processes of their own.
+    "reasoning_gym": ("data/reasoning_gym.py", "envs/worker.py"),
     "httpx2": "envs/llm_judge.py",
 }
 

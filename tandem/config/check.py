@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from rich.text import Text
 
 from tandem.config.algorithm import Gae
+from tandem.config.env import Env, PythonEnv, SingleTurnEnv, ToolsEnv
 from tandem.config.idle import idle_keys
 from tandem.config.loaded import Loaded, holds_sections, named_sections
 from tandem.config.run import Config
@@ -74,9 +75,19 @@ def derived(config: Config) -> Iterator[tuple[str, str]]:
     )
     yield (
         "deadlines",
-        f"writing one response {config.policy.generation.timeout_s:g} s, scoring it {config.env.score_timeout_s:g} s, "
+        f"writing one response {config.policy.generation.timeout_s:g} s, {_env_deadlines(config.env)}, "
         f"nothing moves {config.async_rl.stall_timeout_s:g} s",
     )
+
+
+def _env_deadlines(env: Env) -> str:
+    match env:
+        case PythonEnv():
+            return f"one call of the environment {env.timeout_s:g} s"
+        case ToolsEnv():
+            return f"a call of a tool {env.tool_timeout_s:g} s, scoring {env.score_timeout_s:g} s"
+        case SingleTurnEnv():
+            return f"scoring it {env.score_timeout_s:g} s"
 
 
 def _lines(loaded: Loaded) -> Iterator[tuple[str, str]]:

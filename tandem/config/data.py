@@ -95,6 +95,16 @@ class OpenMathInstruct2Data(Preset):
     split: Literal["train_1M", "train_2M", "train_5M", "train"] = "train_1M"
 
 
+class ReasoningGymData(Section):
+    """Problems that the library reasoning-gym makes, each task in its own settings. Needs the extra `reasoning-gym`."""
+
+    name: Literal["reasoning_gym"]
+    tasks: Annotated[tuple[str, ...], Field(min_length=1, examples=["[chain_sum, leg_counting]"])]
+    size: Count = 1000  # problems of each task
+    seed: Annotated[int, Field(ge=0)] = 0  # of the first problem; the next has the next seed
+    prompt_template: str | None = None  # None: data.prompt_template
+
+
 Source = (
     ArithmeticData
     | FileData
@@ -104,6 +114,7 @@ Source = (
     | Aime2024Data
     | Math500Data
     | OpenMathInstruct2Data
+    | ReasoningGymData
 )
 NamedSources = Annotated[
     dict[Annotated[str, Field(pattern=NAME)], Annotated[Source, Field(discriminator="name")]], Field(min_length=1)

@@ -1,4 +1,4 @@
-"""The knobs of an environment: how a response is scored, by which verifier."""
+"""The knobs of an environment: how an episode goes, and how a response is scored, by which verifier."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tandem.config.algorithm import Count, NotNegative, Positive
 from tandem.config.data import NAME
 from tandem.config.section import Section
 
+ToolCallFormat = Literal["hermes", "llama3_json", "mistral"]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -136,6 +137,16 @@ class CodeVerifier(Section):
     output_bytes: Count = 1 << 20  # of what it prints; past it the program is ended
 
 
+class ReasoningGymVerifier(Section):
+    """The scorer of the problem's own task in the library reasoning-gym. Needs the extra `reasoning-gym`."""
+
+    name: Literal["reasoning_gym"]
+    answer_tag: Annotated[str, Field(pattern=r"^[A-Za-z_]+$")] = "answer"  # <answer>...</answer>, the last one counts
+    num_workers: Count = 2  # processes that score
+    timeout_s: Positive = 10.0  # for one response; then its worker is ended and another started
+    memory_bytes: Annotated[int, Field(ge=1 << 28)] = 2 << 30  # address space of a worker
+
+
 Single = (
     ArithmeticVerifier
     | Gsm8kVerifier
@@ -149,6 +160,7 @@ Single = (
     | RewardModelVerifier
     | LlmJudgeVerifier
     | CodeVerifier
+    | ReasoningGymVerifier
 )
 
 
@@ -172,9 +184,39 @@ class WeightedSum(Section):
 Verifier = Annotated[Single | WeightedSum, Field(discriminator="name")]
 
 
-class Env(Section):
-    """How a response is scored."""
+class SingleTurnEnv(Section):
+    """One question, one response, one score."""
 
     name: Literal["single_turn"] = "single_turn"
     verifier: Verifier
     score_timeout_s: Positive = 60.0
+
+
+class ToolsEnv(Section):
+    """Several turns: the policy calls Python functions and reads what they return; its last turn is scored."""
+
+    name: Literal["tools"]
+    verifier: Verifier
+    score_timeout_s: Positive = 60.0
+    # Functions, `module:name`, or the built-in `calculator`.
+    tools: Annotated[tuple[NonEmpty, ...], Field(min_length=1, examples=["[calculator]"])]
+    tool_call_format: ToolCallFormat | None = None  # how the policy writes a call; None: as its chat template shows
+    result_role: Literal["tool", "user"] = "tool"  # of the messages that bring results
+    describe_tools: bool = True  # through the chat template; false: the prompt says what there is
+    max_turns: Annotated[int, Field(ge=2)] = 8  # of the policy; with one no result would be read
+    max_calls_per_turn: Count = 8  # the others are told so
+    tool_timeout_s: Positive = 10.0  # of one call; those of a turn run side by side
+    max_result_chars: Count = 4096  # of one result; the rest is cut off
+
+
+class PythonEnv(Section):
+    """Several turns with a class of your own, `module:Class`, which answers and rewards."""
+
+    name: Literal["python"]
+    target: Annotated[NonEmpty, Field(examples=["my_envs:Guess"])]
+    arguments: dict[str, str | int | float | bool] = Field(default_factory=dict)  # of the class
+    max_turns: Count = 8  # of the policy
+    timeout_s: Positive = 60.0  # of one call of a method
+
+
+Env = SingleTurnEnv | ToolsEnv | PythonEnv

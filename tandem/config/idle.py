@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tandem.config.data import ArithmeticData, own_template
+from tandem.config.data import ArithmeticData, ReasoningGymData, own_template
 from tandem.config.loaded import Loaded
 from tandem.config.schema import Plain
 
@@ -221,7 +221,7 @@ def of_sources(loaded: Loaded) -> Iterator[Needs]:
     """What the keys of data sources need: they stand wherever a source does."""
     for key, _ in loaded.config.data.sources():
         yield Needs((f"{key}.split", f"{key}.revision"), f"{key}.path", _off, f"take {key}.path back")
-    if all(isinstance(source, ArithmeticData) for _, source in loaded.config.data.sources()):
+    if all(isinstance(source, ArithmeticData | ReasoningGymData) for _, source in loaded.config.data.sources()):
         way_out = "its rows are made here and never bad: give rows of your own"
         yield Needs(("data.on_bad_row",), "data.train.name", lambda _: False, way_out)
     own = [f"{key}.prompt_template" for key, source in loaded.config.data.sources() if own_template(source)]

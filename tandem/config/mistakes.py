@@ -44,6 +44,12 @@ NOT_YET = {
 OTHERWISE = {
     "offload_optimizer_for_logprob": ("offload", "optimizer, which keeps the moments away while the model infers"),
 }
+# Environments of other projects, and how to use them here.
+ELSEWHERE = {
+    "verifiers": "environments of the package verifiers ask an endpoint over HTTP for what the policy writes, and the"
+    " engines here have none: write the task as env.name=tools or env.name=python",
+    "openenv": "an OpenEnv server is called from a class of your own, env.name=python: docs/environments.md has one",
+}
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -141,6 +147,8 @@ def _message(detail: ErrorDetails, key: Key, field: FieldInfo | None, values: Ma
         case "union_tag_invalid":
             assert field is not None
             name = detail["input"]["name"]
+            if key == ("env",) and name in ELSEWHERE:
+                return f"{place((*key, 'name'))}: {ELSEWHERE[name]}"
             names = [name for section in sections_of(field.annotation) for name in names_of(section)]
             return f"{place((*key, 'name'))}: no {key[-1]} is named {shown(name)}{_nearest(name, names)}"
         case _:

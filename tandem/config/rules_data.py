@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tandem.config.data import ArithmeticData, Gsm8kData, MixtureData, RowsData, Source, own_template
+from tandem.config.data import ArithmeticData, Gsm8kData, MixtureData, ReasoningGymData, RowsData, Source, own_template
 from tandem.config.loaded import Loaded
 
 MEASURED = ("accuracy", "reward", "length", "truncated", "failed")  # by every validation
@@ -53,6 +53,21 @@ def split_of(source: Source) -> tuple[str, str] | None:
         case Gsm8kData(path=None):
             return source.name, source.split
     return None
+
+
+def same_problems(loaded: Loaded) -> Iterator[str]:
+    """Validation has other problems of reasoning-gym than training: problem i of seed s is problem 0 of seed s + i."""
+    sources = [(key, one) for key, one in loaded.config.data.sources() if isinstance(one, ReasoningGymData)]
+    training = [(key, one) for key, one in sources if key.startswith("data.train")]
+    for key, held_out in sources:
+        for trained_key, trained in training:
+            apart = max(held_out.seed, trained.seed) - min(held_out.seed, trained.seed)
+            first = trained if trained.seed <= held_out.seed else held_out
+            if key not in dict(training) and set(held_out.tasks) & set(trained.tasks) and apart < first.size:
+                yield (
+                    f"{loaded.at(f'{key}.seed')} and {loaded.at(f'{trained_key}.seed')} give some of the same problems,"
+                    f" for each problem takes one seed: set {key}.seed={trained.seed + trained.size} or more"
+                )
 
 
 def mixture_weights(loaded: Loaded) -> Iterator[str]:
@@ -114,6 +129,7 @@ DATA_RULES = (
     prompt_template,
     answer_in_prompt,
     validation_split,
+    same_problems,
     mixture_weights,
     never_validates,
     equal_answers,

@@ -1,4 +1,4 @@
-"""Rules of verifiers: patterns that can be read, deadlines that fit into each other, weights that have an effect."""
+"""Rules of environments and verifiers: patterns that can be read, deadlines that fit, weights that have an effect."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tandem.config.env import (
     FormatReward,
     LengthReward,
     LlmJudgeVerifier,
+    PythonEnv,
     PythonVerifier,
     RegexVerifier,
     RewardModelVerifier,
@@ -22,13 +23,13 @@ VERIFIER = "env.verifier"
 
 
 def verifiers(loaded: Loaded) -> Iterator[tuple[str, Single]]:
-    """Every verifier with its key: the one, or those of a weighted sum."""
-    verifier = loaded.config.env.verifier
+    """Every verifier with its key: the one, those of a weighted sum, or none."""
+    verifier = loaded.config.verifier
     if isinstance(verifier, WeightedSum):
         yield from (
             (f"{VERIFIER}.components.{name}.verifier", part.verifier) for name, part in verifier.components.items()
         )
-    else:
+    elif verifier is not None:
         yield VERIFIER, verifier
 
 
@@ -50,7 +51,10 @@ def patterns(loaded: Loaded) -> Iterator[str]:
 
 def score_deadlines(loaded: Loaded) -> Iterator[str]:
     """What a verifier may take fits into the time that a score has; else its own limit would never be reached."""
-    total, limit = f"{loaded.at('env.score_timeout_s')}", loaded.config.env.score_timeout_s
+    env = loaded.config.env
+    if isinstance(env, PythonEnv):
+        return
+    total, limit = f"{loaded.at('env.score_timeout_s')}", env.score_timeout_s
     for key, verifier in verifiers(loaded):
         match verifier:
             case LlmJudgeVerifier(max_retries=retries, request_timeout_s=each, retry_backoff_s=backoff):
@@ -98,10 +102,10 @@ def judge_prompt(loaded: Loaded) -> Iterator[str]:
 
 def component_weights(loaded: Loaded) -> Iterator[str]:
     """A weight of 0 is no part of a sum; gdpo has weights of its own, and needs parts."""
-    verifier, estimator = loaded.config.env.verifier, loaded.config.algorithm.adv_estimator
+    verifier, estimator = loaded.config.verifier, loaded.config.algorithm.adv_estimator
     own = f"{loaded.algorithm}.adv_estimator"
     gdpo = isinstance(estimator, Gdpo)
-    if gdpo and not isinstance(verifier, WeightedSum | PythonVerifier):
+    if gdpo and verifier is not None and not isinstance(verifier, WeightedSum | PythonVerifier):
         yield (
             f"{loaded.at(f'{own}.name')} learns from the parts of a reward, but {loaded.at(f'{VERIFIER}.name')} gives"
             " one number: set env.verifier.name=weighted_sum with components, or choose another estimator"

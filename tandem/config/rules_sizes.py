@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.config.algorithm import HlGaussValueLoss, Overlong
+from tandem.config.env import SingleTurnEnv
 from tandem.config.loaded import Loaded
 
 
@@ -62,9 +63,10 @@ def overlong_lengths(loaded: Loaded) -> Iterator[str]:
     if shaping.overlong_buffer_length > shaping.max_response_length:
         way_out = f"set {buffer}={shaping.max_response_length} or less"
         yield f"{loaded.at(buffer)} is more than {loaded.at(longest)}: {way_out}"
-    reach = loaded.config.policy.generation.max_new_tokens
+    reach = loaded.config.longest_response
     if shaping.max_response_length > reach:
-        limit = loaded.at("policy.generation.max_new_tokens")
+        one_turn = isinstance(loaded.config.env, SingleTurnEnv)
+        limit = loaded.at("policy.generation.max_new_tokens" if one_turn else "policy.max_total_sequence_length")
         yield f"{loaded.at(longest)} is more than a response can reach, {limit}: set {longest}={reach} or less"
 
 

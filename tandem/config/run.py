@@ -10,7 +10,7 @@ from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, Valu
 from tandem.config.asynchrony import AsyncRl, Failures
 from tandem.config.data import Data
 from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
-from tandem.config.env import Env
+from tandem.config.env import Env, PythonEnv, SingleTurnEnv, Verifier
 from tandem.config.models import Policy, Reference, Value, VllmEngine
 from tandem.config.section import Section
 
@@ -108,7 +108,7 @@ class Config(Section):
     failures: Failures = Failures()
     data_plane: DataPlane | None = None  # None: memory in one process, ray_actor under Ray
     data: Data
-    env: Env
+    env: Annotated[Env, Field(discriminator="name")]
     checkpointing: Checkpointing = Checkpointing()
     logger: Logger = Logger()
     cluster: Cluster = Cluster()
@@ -119,6 +119,18 @@ class Config(Section):
         chosen = self.ppo or self.grpo
         assert chosen is not None, "checked when loaded"
         return chosen
+
+    @property
+    def verifier(self) -> Verifier | None:
+        """What scores; None where the environment does that itself."""
+        return None if isinstance(self.env, PythonEnv) else self.env.verifier
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens that the policy may write in one sample: over all turns, where there are several."""
+        policy = self.policy
+        one_turn = isinstance(self.env, SingleTurnEnv)
+        return policy.generation.max_new_tokens if one_turn else policy.max_total_sequence_length
 
     @property
     def chosen_data_plane(self) -> DataPlane:

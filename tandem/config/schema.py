@@ -54,14 +54,19 @@ def names_of(section: type[Section]) -> tuple[str, ...]:
 
 
 def chosen(field: FieldInfo, name: Plain) -> Shape | None:
-    """What a mapping with this `name` (or none) is, or None where there is no such variant."""
+    """What a mapping with this `name` (or none) is, or None where there is no such variant.
+
+    None: the field's default, or the variant whose `name` has one.
+    """
     if (named := shape_of(field)) is not None:
         return named
     sections = sections_of(field.annotation)
     if len(sections) == 1:
         return sections[0]
     if name is None:
-        return type(field.default) if isinstance(field.default, Section) else None
+        if isinstance(field.default, Section):
+            return type(field.default)
+        return next((s for s in sections if not s.model_fields["name"].is_required()), None)
     return next((section for section in sections if name in names_of(section)), None)
 
 

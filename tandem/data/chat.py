@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,23 @@ class Chat:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, config: Tokenizer, *, system_prompt: str | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Tokenizer,
+        *,
+        system_prompt: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        """`tools` are JSON schemas of functions, which the template describes in every prompt."""
         name = tokenizer.name_or_path or "the tokenizer"
         self._tokenizer = tokenizer
         self._template = _template(tokenizer, config, name)
         self._arguments: dict[str, Any] = dict(config.chat_template_kwargs)  # what a template takes is its own affair
         self._system_prompt = system_prompt
+        self._tools: list[Any] = [dict(tool) for tool in tools]
         self.eos_token_id = _eos(tokenizer, name)
         self.pad_token_id: int = self.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._specials = _specials(tokenizer)
         self._check_arguments()
         self._check_probe()
 
@@ -52,7 +60,10 @@ class Chat:
             raise ValueError(
                 "its messages begin with a system message, and data.system_prompt is set too: remove one of them"
             )
-        text = self._render(messages, self._system_prompt)
+        return self.encode_text(self._render(messages, self._system_prompt))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that a template has rendered."""
         # The template writes the special tokens itself: adding them here would double the BOS.
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -60,15 +71,39 @@ class Chat:
         """The text of a response, special tokens left out."""
         return text_of(self._tokenizer, tokens)
 
+    def verbatim(self, tokens: Sequence[int]) -> str:
+        """The text of ids, special tokens too."""
+        return text_of(self._tokenizer, tokens, skip_special_tokens=False)
+
+    def without_specials(self, text: str) -> str:
+        """A text in which every special token's own text is broken up by a blank: encoded, it holds none of them."""
+        for special in self._specials:
+            text = text.replace(special, f"{special[0]} {special[1:]}")
+        return text
+
+    @property
+    def template(self) -> str:
+        """The Jinja text."""
+        return self._template
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, opens: bool) -> str:
+        """A chat as text. `opens`: up to where the assistant's next turn begins. Raises jinja2's TemplateError."""
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            chat_template=self._template,
+            add_generation_prompt=opens,
+            tokenize=False,
+            tools=self._tools or None,
+            **self._arguments,
+        )
+        assert isinstance(text, str), "one chat, not tokenized"
+        return text
+
     def _render(self, messages: Sequence[Message], system_prompt: str | None) -> str:
         system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         try:
-            text = self._tokenizer.apply_chat_template(
-                [*system, *({"role": message.role, "content": message.content} for message in messages)],
-                chat_template=self._template,
-                add_generation_prompt=True,
-                tokenize=False,
-                **self._arguments,
+            return self.render(
+                [*system, *({"role": message.role, "content": message.content} for message in messages)], opens=True
             )
         except TemplateError as error:
             sets = f" with data.system_prompt={system_prompt!r}" if system else ""
@@ -77,8 +112,6 @@ class Chat:
                 + ("remove data.system_prompt, or " if system else "")
                 + "give a template of your own with policy.tokenizer.chat_template=FILE"
             ) from error
-        assert isinstance(text, str), "one chat, not tokenized"
-        return text
 
     def _check_arguments(self) -> None:
         ours = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters}
@@ -101,11 +134,23 @@ class Chat:
                 f"data.system_prompt={self._system_prompt!r} has no effect: the chat template leaves it out. Remove it,"
                 " put it into data.prompt_template, or give a template with policy.tokenizer.chat_template=FILE"
             )
+        if unseen := [name for tool in self._tools if (name := tool["function"]["name"]) not in probe]:
+            raise ValueError(
+                f"the chat template leaves out the tools: {unseen[0]!r} is not in a prompt. Describe them in"
+                " data.system_prompt or data.prompt_template and set env.describe_tools=false, or give a template with"
+                " policy.tokenizer.chat_template=FILE"
+            )
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """Ids to text, special tokens left out."""
-    text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def _specials(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts that become special tokens wherever they stand, longest first."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted((text for text in added | set(tokenizer.all_special_tokens) if len(text) > 1), key=len, reverse=True)
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    """Ids to text, special tokens left out or not."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
     assert isinstance(text, str), "one row of ids"
     return text
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from tandem.config.data import ArithmeticData, FileData, HubData, MixtureData, Preset, Source
+from tandem.config.data import ArithmeticData, FileData, HubData, MixtureData, Preset, ReasoningGymData, Source
 from tandem.data.arithmetic import problem
 from tandem.data.files import file_records
 from tandem.data.hub import hub_records
 from tandem.data.presets import public_set
+from tandem.data.reasoning_gym import reasoning_gym_rows
 from tandem.data.rows import Fields, Reading, Row, read_rows
 
 BadRows = Literal["error", "skip"]
@@ -33,6 +34,8 @@ def rows_of(
             return read_rows(records, reading, f"data set {source.dataset} ({source.split})")
         case MixtureData():
             return list(mixed(source, seed, on_bad_row, key))
+        case ReasoningGymData():
+            return list(reasoning_gym_rows(source, key))
         case Preset():
             return preset_rows(source, on_bad_row, key)
 

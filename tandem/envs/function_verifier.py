@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import inspect
 import math
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from numbers import Real
 
 from tandem.config.env import PythonVerifier
 from tandem.envs.batching import Batches
+from tandem.envs.user_code import in_thread, load_named
 from tandem.types import Prompt, RolloutFailed, Score
 
 UserFunction = Callable[..., object]  # of three texts, or of three lists of them
@@ -26,26 +21,9 @@ WANTED_BATCHED = (
 
 
 def load_function(target: str, *, wanted: str = WANTED) -> UserFunction:
-    """Import `module:name`. The current directory is searched last, so that a file beside the recipe can be named."""
+    """Import `module:name` and see that it takes what it will be given."""
     where = f"env.verifier.target={target!r}"
-    module_name, _, name = target.partition(":")
-    if not module_name or not name.isidentifier():
-        raise ValueError(f"{where} must be written module:name, such as my_rewards:score")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
-        raise ValueError(
-            f"{where}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}):"
-            f" put it into {os.getcwd()}, on PYTHONPATH, or install it"
-        ) from error
-    if name not in vars(module):
-        there = ", ".join(known for known, one in vars(module).items() if callable(one) and known[0] != "_") or "none"
-        raise ValueError(f"{where}: the module has no {name!r}; what can be called there: {there}")
-    function = vars(module)[name]
-    if not callable(function):
-        raise ValueError(f"{where} is a {type(function).__name__}, not {wanted}")
+    function = load_named(target, "env.verifier.target", example="my_rewards:score", wanted=wanted)
     try:
         inspect.signature(function).bind("question", "answer", "response")
     except TypeError as error:
@@ -112,23 +90,10 @@ class BatchedFunctionVerifier:
 
 
 async def _call(function: UserFunction, *arguments: str | list[str]) -> object:
-    """Await an async function; run any other in a daemon thread of its own.
-
-    Not in an executor: one that never returns would hold a worker for good, and hold up the end of the process.
-    """
+    """Await an async function; run any other in a thread of its own."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    done: Future[object] = Future()
-    done.set_running_or_notify_cancel()  # from here a cancelled wait does not cancel it: the thread may still set it
-
-    def work() -> None:
-        try:
-            done.set_result(function(*arguments))
-        except BaseException as error:  # handed on to the waiter, whatever it is
-            done.set_exception(error)
-
-    threading.Thread(target=work, name="score", daemon=True).start()
-    result = await asyncio.wrap_future(done)
+    result = await in_thread(lambda: function(*arguments), "score")
     return await result if inspect.isawaitable(result) else result
 
 

@@ -18,6 +18,7 @@ from tandem.config.env import (
     LlmJudgeVerifier,
     MathVerifyVerifier,
     PythonVerifier,
+    ReasoningGymVerifier,
     RegexVerifier,
     RewardModelVerifier,
     Verifier,
@@ -28,6 +29,7 @@ from tandem.envs.dapo import DapoMath, normalised
 from tandem.envs.function_verifier import build_function_verifier
 from tandem.envs.math_verifier import MathVerify, first_unreadable
 from tandem.envs.numerals import GSM8K_MARKER, SENTENCE_MARKER, number_after_last, reference_number
+from tandem.envs.reasoning_gym import ReasoningGym, first_unscorable
 from tandem.envs.text_verifiers import Exact, Length, Search
 from tandem.envs.weighted_sum import Sum
 from tandem.types import Prompt, RolloutFailed, Score
@@ -63,6 +65,8 @@ def build_verifier(config: Verifier) -> roles.Verifier:
             return Sum(parts)
         case CodeVerifier():
             return Code(config)
+        case ReasoningGymVerifier():
+            return ReasoningGym(config)
         case RewardModelVerifier():
             from tandem.envs.reward_model import RewardModel  # heavy: only where it is asked for
 
@@ -102,6 +106,9 @@ def _check(config: Verifier, answers: Answers) -> None:
         case MathVerifyVerifier():
             wrong = [pair] if (pair := first_unreadable(config, answers)) else []
             _refuse(config.name, "compares expressions, but", wrong, "a number or an expression in LaTeX")
+        case ReasoningGymVerifier():
+            wrong = [pair] if (pair := first_unscorable(config, answers)) else []
+            _refuse(config.name, "scores by its entry, but", wrong, "what data.train.name=reasoning_gym gives")
         case ExactVerifier() | RegexVerifier():
             wrong = [pair for pair in answers if not pair[1].strip()]
             _refuse(config.name, "compares texts, but", wrong, "a text that says something")

@@ -6,7 +6,9 @@ deadline of a request, should the one who asked no longer be there to end it.
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import json
 import logging
 import os
@@ -14,6 +16,7 @@ import re
 import resource
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,7 +34,7 @@ def main(task: str, memory_bytes: int) -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
-    do = math_task() if task == "math" else search
+    do = {"math": math_task, "search": lambda: search, "reasoning": reasoning_task}[task]()
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     replies.write('{"ready": true}\n')
@@ -98,6 +101,57 @@ def math_task() -> Task:
 
     compare({"answer": r"\frac{1}{2}", "response": r"\boxed{0.5}"})  # the first one builds the parser's tables
     return compare
+
+
+RUNS_TEXT = frozenset({"eval", "exec", "sympify", "parse_expr"})
+
+
+def reasoning_task() -> Task:
+    """reasoning-gym: the score of a response by the scorer of its problem's task."""
+    from reasoning_gym.factory import DATASETS, get_score_answer_fn
+
+    @functools.cache
+    def scorer(task: str) -> Callable[..., float]:
+        if task not in DATASETS:
+            raise Unreadable(f"reasoning-gym has no task {task!r}")
+        if found := called_by(DATASETS[task][0], "score_answer") & RUNS_TEXT:
+            raise Unreadable(
+                f"the scorer of reasoning-gym's task {task} calls {', '.join(sorted(found))}, which may run what a"
+                " model wrote as code: leave the task out"
+            )
+        return get_score_answer_fn(task)
+
+    def score(request: Mapping[str, Any]) -> float:
+        entry = json.loads(request["answer"])
+        score_answer = scorer(entry["metadata"]["source_dataset"])
+        try:
+            return float(score_answer(request["response"], entry))
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # a scorer that a response breaks has not shown it to be right
+            return 0.0
+
+    return score
+
+
+def called_by(of: type, method: str) -> set[str]:
+    """The names of all that a method calls, and of what the library's functions that it calls do, so far as seen."""
+    names: set[str] = set()
+    waiting = [getattr(of, method), *(vars(base)[method] for base in of.__mro__ if method in vars(base))]
+    seen = set()
+    while waiting:
+        function = waiting.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        found = {call.attr if isinstance(call, ast.Attribute) else ast.unparse(call) for call in called}
+        names |= found
+        module = sys.modules[function.__module__]
+        near = [getattr(place, name, None) for name in found for place in (of, module)]
+        waiting += [one for one in near if inspect.isfunction(one) and one.__module__.startswith("reasoning_gym")]
+    return names
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tandem.types import RolloutFailed
 
-TaskName = Literal["math", "search"]
+TaskName = Literal["math", "search", "reasoning"]
 START_TIMEOUT_S = 120.0  # until a worker has imported what it needs, on a machine that is busy
 LONGEST_REPLY = 1 << 28  # bytes of a line
 

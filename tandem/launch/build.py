@@ -21,8 +21,8 @@ from tandem.control.samplers import build_sampler
 from tandem.data.chat import Chat
 from tandem.data.prompts import Prompts
 from tandem.data.sources import rows_of
-from tandem.envs.single_turn import SingleTurn
-from tandem.envs.verifiers import build_verifier, check_answers
+from tandem.envs.verifiers import check_answers
+from tandem.launch.environments import build_environment, described_tools
 from tandem.launch.machinery import Machinery
 from tandem.launch.models import architecture_of, load_tokenizer, shape_of
 from tandem.launch.run_dir import UNTRAINED, append_record
@@ -57,12 +57,13 @@ async def build_house(config: Config, machinery: Machinery, *, trains: bool = Tr
     """
     policy = config.policy
     tokenizer = load_tokenizer(policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code)
-    chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt)
+    tools = described_tools(config)
+    chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt, tools=tools)
+    env = build_environment(config, chat)
     train_set = train_prompts(config, chat) if trains else None
     validation_sets = {name: validation_prompts(config, chat, name) for name in config.data.validation_sets}
     shape = shape_of(policy.model_name, trust_remote_code=policy.trust_remote_code)
     check_length(config, shape.config.get_text_config().max_position_embeddings)
-    env = SingleTurn(build_verifier(config.env.verifier), chat.decode, score_timeout_s=config.env.score_timeout_s)
     plane = await machinery.start_plane()
     engine = await machinery.start_engine(chat.pad_token_id)
     return House(machinery, chat, train_set, validation_sets, engine, env, plane, architecture_of(shape))
@@ -102,7 +103,8 @@ def prompts(
     """The prompts of the source at `key`."""
     data = config.data
     rows = rows_of(source, config.seed, on_bad_row=data.on_bad_row, key=key)
-    check_answers(config.env.verifier, ((row.id, row.answer) for row in rows))
+    if config.verifier is not None:
+        check_answers(config.verifier, ((row.id, row.answer) for row in rows))
     return Prompts(
         rows,
         chat.encode,

@@ -203,5 +203,10 @@ def how(config: Config) -> str:
     law = f"temperature {generation.val_temperature:g}, top-p {generation.val_top_p:g}"
     return (
         f"{law if generation.val_temperature else 'greedy'}, {algorithm.num_val_generations_per_prompt} a prompt, "
-        f"at most {generation.max_new_tokens} new tokens, verifier {config.env.verifier.name}"
+        f"at most {generation.max_new_tokens} new tokens, {scored_by(config)}"
     )
+
+
+def scored_by(config: Config) -> str:
+    """The verifier, or the environment that rewards by itself."""
+    return f"verifier {config.verifier.name}" if config.verifier else f"env {config.env.name}"

@@ -79,13 +79,15 @@ class GroupRollOut:
     def _writer(self, index: int, number: int, attempt: int) -> Write:
         turn = 0
 
-        async def write(tokens: Sequence[int]) -> Generation:
+        async def write(tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Generation:
             nonlocal turn
             seed = request_seed(self._sampling.seed, index, number, attempt, turn)
             turn += 1
+            most = self._sampling.max_new_tokens
+            sampling = replace(self._sampling, seed=seed, max_new_tokens=min(most, max_new_tokens or most))
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._engine.generate(tokens, replace(self._sampling, seed=seed))
+                    return await self._engine.generate(tokens, sampling)
             except TimeoutError as error:
                 raise RolloutFailed(
                     f"no response within policy.generation.timeout_s={self._timeout_s:g}", "infrastructure"

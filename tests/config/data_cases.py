@@ -99,4 +99,12 @@ CASES = [
         "policy.generation.val_temperature=0.6",
         "ppo.num_val_generations_per_prompt = 4|policy.generation.val_temperature = 0.0",
     ),
+    (
+        "same_problems",
+        PPO,
+        "data.train={name:reasoning_gym,tasks:[a,b],size:10,seed:3} "
+        "data.validation={name:reasoning_gym,tasks:[b],size:5,seed:12}",
+        "data.validation.seed=13",
+        "data.validation.seed = 12|data.train.seed = 3|set data.validation.seed=13 or more",
+    ),
 ]

@@ -58,6 +58,20 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
             "recompute_kv_cache_after_weight_updates, discard_partial_rollouts, min_groups_for_streaming_train, "
             "min_step_batch_fraction, stall_timeout_s, on_stall",
         ),
+        (
+            "env.name=verifiers",
+            "env.name (command line): environments of the package verifiers ask an endpoint over HTTP for what the "
+            "policy writes, and the engines here have none: write the task as env.name=tools or env.name=python",
+        ),
+        (
+            "env.name=openenv",
+            "env.name (command line): an OpenEnv server is called from a class of your own, env.name=python: "
+            "docs/environments.md has one",
+        ),
+        (
+            "env.name=tool",
+            "env.name (command line): no env is named tool; did you mean tools? Known: single_turn, tools, python",
+        ),
         ("seed=-1", "seed (command line): got -1, wanted a whole number >= 0"),
         ("seed=true", "seed (command line): got true, wanted a whole number >= 0"),
         ("seed=1e3", "seed (command line): got 1000.0, wanted a whole number >= 0; write 1000"),
@@ -95,7 +109,7 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
             "env.verifier.name=gsm",
             "env.verifier.name (command line): no verifier is named gsm; did you mean gsm8k? "
             "Known: arithmetic, gsm8k, dapo_math, math_verify, exact, regex, format, length, python, reward_model, "
-            "llm_judge, code, weighted_sum",
+            "llm_judge, code, reasoning_gym, weighted_sum",
         ),
         (
             "env.verifier={name: weighted_sum, components: {a b: {verifier: {name: gsm8k}}}}",
@@ -117,7 +131,7 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
         (
             "data.validation={}",
             "data.validation.name must be given: one of arithmetic, file, hub, gsm8k, "
-            "dapo_math_17k, aime_2024, math_500, openmathinstruct2, sets",
+            "dapo_math_17k, aime_2024, math_500, openmathinstruct2, reasoning_gym, sets",
         ),
         (
             "data.validation={name: file}",

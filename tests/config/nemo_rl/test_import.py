@@ -76,6 +76,8 @@ def test_the_recipe_holds_nothing_that_is_the_default(name: str, tmp_path: Path)
     whole = config_of(tmp_path, imported)
     for key in leaves(imported.recipe):
         *parents, last = key.split(".")
+        if last == "name":
+            continue  # which variant: said, also where it is the first one
         shorter = yaml.safe_load(to_yaml(imported.recipe, "test"))
         inside = shorter
         for part in parents:
