@@ -1,4 +1,4 @@
-"""The command line: tandem train | check | eval | export | show. Light to import: torch comes with what computes."""
+"""The command line: tandem train | check | doctor | eval | export | show | simulate. Light: torch comes later."""
 
 from __future__ import annotations
 
@@ -51,6 +51,21 @@ def check(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> 
 
     for part in report(loaded):
         console.print(part, soft_wrap=isinstance(part, Text), highlight=False)
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Look at what this recipe needs, too.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    run: Annotated[bool, typer.Option(help="Train one tiny step at the end.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Look for what keeps a run from working here: packages, GPUs, limits, disk, ports. Each with what mends it."""
+    from tandem.launch.doctor.report import doctor as look
+
+    raise typer.Exit(look(recipe, overrides or [], run=run, console=Console(highlight=False)))
 
 
 @app.command(name="eval")
