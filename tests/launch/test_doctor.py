@@ -141,7 +141,7 @@ def test_an_extra_is_needed_where_the_recipe_wants_it():
     assert extra_finding("magic", nowhere, needed=False).state == "absent"
     wanted = extra_finding("magic", nowhere, needed=True)
     assert wanted.state == "broken"
-    assert wanted.fix == "uv pip install 'tandem-rl[magic]'"
+    assert wanted.fix == "uv sync --extra magic in a checkout, else uv pip install 'tandem-rl[magic]'"
     assert extras_of(load("quickstart").config) == set()
     assert extras_of(load("quickstart", ["cluster.launch=ray"]).config) == {"ray"}
     assert extras_of(load("quickstart_vllm", ["data_plane.name=transfer_queue"]).config) == {

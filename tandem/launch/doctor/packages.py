@@ -59,12 +59,14 @@ def packages(wanted_extras: Collection[str]) -> Iterator[Finding]:
 
 def extra_finding(extra: str, requirement: Requirement, *, needed: bool) -> Finding:
     """Present, missing or broken."""
-    fix = f"uv pip install '{PACKAGE}[{extra}]'"
+    fix = f"uv sync --extra {extra} in a checkout, else uv pip install '{PACKAGE}[{extra}]'"
     module = module_of(requirement)
     if not is_there(module):
         state, says = ("broken", "missing, and wanted") if needed else ("absent", "not installed")
         return Finding(f"extra {extra}", state, says, fix if needed else "", needed)
-    found = finding_of(requirement, probe([module]).errors.get(module), f"{fix} --reinstall-package {requirement.name}")
+    found = finding_of(
+        requirement, probe([module]).errors.get(module), f"uv pip install --reinstall '{plain(requirement)}'"
+    )
     return Finding(f"extra {extra}", found.state, f"{requirement.name} {found.says}", found.fix, needed)
 
 
