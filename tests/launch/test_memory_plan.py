@@ -22,6 +22,7 @@ from tandem.launch.memory.plan import GIB, MemoryPlan, Phase, plan
 from tandem.launch.memory.report import refuse_what_cannot_fit, report
 from tandem.launch.memory.sizes import ModelSize, size_of
 from tandem.launch.models import shape_of
+from tandem.launch.session import train
 
 QWEN = {"model_type": "qwen2", "max_position_embeddings": 32768, "architectures": ["Qwen2ForCausalLM"]}
 MODELS = {
@@ -220,3 +221,24 @@ def test_train_refuses_what_cannot_fit_before_it_starts(folders: dict[str, Path]
     refuse_what_cannot_fit(loaded("cluster.memory_plan=warn"))
     assert "does not fit" in caplog.text
     refuse_what_cannot_fit(load("quickstart", ["cluster.device=cpu"]))  # a run on a CPU is not asked
+
+
+def test_a_refused_run_leaves_no_directory_behind(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    own = [f"policy.model_name={folders[SMALL]}", "cluster.device=cuda", "cluster.gpu_memory_gib=30"]
+    with pytest.raises(ValueError, match="does not fit its GPUs"):
+        train(load("gsm8k_ppo", ["data.train.path=train.jsonl", *own]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_family_that_is_not_known_is_planned_with_a_word_and_never_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    shape = {"model_type": "gpt2", "n_embd": 2048, "n_layer": 24, "n_head": 16, "n_positions": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    own = [f"policy.model_name={tmp_path}", "cluster.device=cuda", "cluster.gpu_memory_gib=10"]
+    refuse_what_cannot_fit(load("gsm8k_ppo", ["data.train.path=train.jsonl", *own]))
+    assert "layers of gpt2 are counted as those of a Llama" in caplog.text
+    assert "does not fit" in caplog.text

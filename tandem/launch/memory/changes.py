@@ -78,8 +78,7 @@ def _helps(loaded: Loaded, change: Change, planned: Planned) -> bool:
     config = changed(loaded, change.settings)
     if config is None:
         return False
-    before, after = planned(loaded.config), planned(config)
-    return _excess(after) != _excess(before) and min(_excess(after), _excess(before)) == _excess(after)
+    return _excess(planned(config)) < _excess(planned(loaded.config))
 
 
 def _excess(plan: MemoryPlan) -> int:

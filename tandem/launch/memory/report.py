@@ -99,7 +99,15 @@ def table(gpu: GpuPlan, memory: int | None) -> Table:
     used = [field.name for field in fields(Held) if any(vars(phase.held)[field.name] for phase in gpu.phases)]
     size = "" if memory is None else f" of {memory / GIB:.1f} GiB"
     title = f"{gpu.count} GPU{'s' * (gpu.count > 1)}{size}: {', '.join(gpu.parts)}"
-    found = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1), pad_edge=False)
+    found = Table(
+        title=title,
+        title_justify="left",
+        title_style="",
+        box=None,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
     found.add_column("GiB", no_wrap=True)
     for name in [*(WORDS.get(name, name) for name in used), "all", *["free"] * (memory is not None)]:
         found.add_column(name, justify="right", no_wrap=True)
