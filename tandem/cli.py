@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 app = typer.Typer(
     help="Post-train language models with PPO: actor and critic together, synchronously or asynchronously.",
@@ -40,11 +41,31 @@ def train(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> 
 
 @app.command()
 def check(recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Print the effective config with the origin of every value, or every error at once. Needs no GPU."""
+    """Print the effective config with the origin of every value, and the memory plan; or every error. Needs no GPU."""
     from tandem.config.check import render
     from tandem.config.load import load
 
-    Console().print(render(load(recipe, overrides or [])), soft_wrap=True, highlight=False)
+    loaded, console = load(recipe, overrides or []), Console()
+    console.print(render(loaded), soft_wrap=True, highlight=False)
+    from tandem.launch.memory.report import report
+
+    for part in report(loaded):
+        console.print(part, soft_wrap=isinstance(part, Text), highlight=False)
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Look at what this recipe needs, too.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    run: Annotated[bool, typer.Option(help="Train one tiny step at the end.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Look for what keeps a run from working here: packages, GPUs, limits, disk, ports. Each with what mends it."""
+    from tandem.launch.doctor.report import doctor as look
+
+    raise typer.Exit(look(recipe, overrides or [], run=run, console=Console(highlight=False)))
 
 
 @app.command(name="eval")

@@ -74,6 +74,12 @@ UNDER_RAY = (
 )
 
 TABLE = (
+    Needs(
+        ("cluster.gpu_memory_gib", "cluster.memory_plan"),
+        "cluster.device",
+        lambda device: device != "cpu",
+        "set cluster.device=cuda or auto",
+    ),
     Needs(UNDER_RAY, "cluster.launch", lambda launch: launch == "ray", "set cluster.launch=ray"),
     Needs(("cluster.ray.dashboard",), "cluster.ray.address", _off, "take cluster.ray.address back"),
     *(

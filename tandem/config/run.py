@@ -88,6 +88,9 @@ class Cluster(Section):
     ray: RayCluster = RayCluster()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Count | None = None  # torch threads; None: torch's own choice
+    # Of each GPU, for the memory plan where the GPUs are not at hand or are larger. None: what the GPU says.
+    gpu_memory_gib: Positive | None = None
+    memory_plan: Literal["refuse", "warn"] = "refuse"  # a run on GPUs whose plan is over their memory
     deterministic: bool = False  # refuse operations whose bits may vary; costs speed on a GPU, nothing on a CPU
 
 

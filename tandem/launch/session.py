@@ -23,6 +23,7 @@ from tandem.launch.answers import before_and_after
 from tandem.launch.build import House, build_controller, build_house
 from tandem.launch.local import LocalMachinery
 from tandem.launch.machinery import Machinery
+from tandem.launch.memory.report import refuse_what_cannot_fit
 from tandem.launch.process import prepare, quiet_libraries
 from tandem.launch.run_dir import CONFIG, UNTRAINED, choose_run_dir, hold, keep_records, logging_to
 from tandem.launch.tips import tips
@@ -49,6 +50,7 @@ def train(loaded: Loaded) -> int:
     config = loaded.config
     quiet_libraries()
     prepare(config.cluster)
+    refuse_what_cannot_fit(loaded)
     place = Place(choose_run_dir(config.run_dir, config.name), Console())
     with hold(place.run_dir), logging_to(place.run_dir, place.console):
         resume_from = find_checkpoint(config.checkpointing.resume, place.run_dir / "checkpoints")

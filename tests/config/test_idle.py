@@ -20,7 +20,10 @@ GSM8K = ["data.train={name: gsm8k, path: x.jsonl}"]
 
 # set, while, has an effect with, what it needs
 MEGATRON = ["policy.backend.name=megatron", "value.backend.name=megatron"]
+ON_CPU = ["cluster.device=cpu"]
 CASES = [
+    ("cluster.gpu_memory_gib=80", ON_CPU, ["cluster.device=cuda"], "cluster.device = cpu"),
+    ("cluster.memory_plan=warn", ON_CPU, ["cluster.device=cuda"], "cluster.device = cpu"),
     ("ppo.val_period=5", [], VALIDATE, "data.validation = null"),
     ("ppo.val_at_start=true", [], VALIDATE, "data.validation = null"),
     ("ppo.val_at_end=true", [], VALIDATE, "data.validation = null"),

@@ -1,0 +1,1 @@
+"""`tandem doctor`: does this machine have what a run needs, and if not, what mends it."""
