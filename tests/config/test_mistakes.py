@@ -35,6 +35,10 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
             "policy.backend.expert_model_parallel_size (command line): expert parallel is not supported yet; "
             "take the key out",
         ),
+        (
+            "policy.generation.max_tokens=9",
+            "policy.generation.max_tokens (command line): unknown key; did you mean policy.generation.max_new_tokens?",
+        ),
         ("ppo_epochs=2", "ppo_epochs (command line): unknown key; did you mean ppo.ppo_epochs?"),
         ("ppo.lr=1", "ppo.lr (command line): unknown key; did you mean policy.optimizer.lr or value.optimizer.lr?"),
         (
