@@ -94,6 +94,8 @@ def unknown_key(key: Sequence[str], values: Mapping[str, Plain], place: Place) -
     siblings = [variant for variant in _variants(parents, values) if last in variant.model_fields]
     same = [known for known in same if _is_set(known.split(".")[:-1], values)] or same
     near = get_close_matches(last, section.model_fields, n=1, cutoff=0.6)
+    if near:  # a key of a variant that is not chosen is further off than a sibling
+        same = [known for known in same if field_of(shape_at(known.split(".")[:-1], values), last) is not None]
     if siblings:
         name = names_of(siblings[0])[0]
         hint = f"it belongs to {'.'.join(parents)}.name = {name}, here the name is {names_of(section)[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -16,8 +17,10 @@ def reasoning_gym_rows(config: ReasoningGymData, key: str) -> Iterator[Row]:
     ValueError when the package or a task is not there, or when a task's entry does not survive being written down.
     """
     try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a library that it imports, compiled for the first time
+            import reasoning_gym
+            from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ValueError(
             f"{key}.name=reasoning_gym needs the package reasoning-gym: install the extra"

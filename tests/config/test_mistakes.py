@@ -45,6 +45,10 @@ def messages(*overrides: str, recipe: str = BASE) -> tuple[str, ...]:
             "policy.offload_optimizer_for_logprob (command line): unknown key; write policy.offload=optimizer, which "
             "keeps the moments away while the model infers",
         ),
+        (
+            "policy.generation.max_tokens=9",
+            "policy.generation.max_tokens (command line): unknown key; did you mean policy.generation.max_new_tokens?",
+        ),
         ("ppo_epochs=2", "ppo_epochs (command line): unknown key; did you mean ppo.ppo_epochs?"),
         ("ppo.lr=1", "ppo.lr (command line): unknown key; did you mean policy.optimizer.lr or value.optimizer.lr?"),
         (

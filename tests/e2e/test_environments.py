@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from tandem.config.models import Tokenizer
 from tandem.data.arithmetic import problem
 from tandem.data.chat import Chat
 from tandem.data.dialogue import Dialogue
+from tandem.envs.episode import EpisodeRow
 from tandem.launch.build import build_house, sampling_of
 from tandem.launch.local import LocalMachinery
 from tandem.launch.process import prepare
 from tandem.rollout.groups import GroupRollOut
-from tandem.types import Reply
+from tandem.types import Reply, Score
 from tests.e2e.runs import run, short_config
 
 QUICKSTART = Path(tandem.__file__).parent / "assets" / "quickstart"
@@ -83,28 +85,69 @@ def count_of_turns(mask: tuple[bool, ...]) -> int:
 
 
 async def played(config):
-    """The samples of a few prompts, as the run's own engine writes them."""
+    """The samples of a few prompts, as the run's own engine writes them; each group is the same when played again."""
+    async with house_of(config) as house:
+        assert house.train_set is not None
+        prompts = [house.train_set.prompt(index) for index in range(2)]
+        groups = [await roll_out(config, house, house.env).play(prompt, attempt=0) for prompt in prompts]
+        again = [await roll_out(config, house, house.env).play(prompt, attempt=0) for prompt in prompts]
+        assert groups == again, "an episode follows from the seed"
+        return [sample for group in groups for sample in group]
+
+
+@asynccontextmanager
+async def house_of(config):
     prepare(config.cluster)
     machinery = LocalMachinery(config)
     house = await build_house(config, machinery)
     try:
-        roll_out = GroupRollOut(
-            env=house.env,
-            engine=house.engine,
-            plane=house.plane,
-            samples=4,
-            sampling=sampling_of(config, house.chat, validation=False),
-            timeout_s=60.0,
-            need_spread=False,
-        )
-        assert house.train_set is not None
-        groups = [await roll_out.play(house.train_set.prompt(index), attempt=0) for index in range(2)]
-        again = [await roll_out.play(house.train_set.prompt(index), attempt=0) for index in range(2)]
-        assert groups == again, "an episode follows from the seed"
-        return [sample for group in groups for sample in group]
+        yield house
     finally:
         await house.env.close()
         await machinery.close()
+
+
+def roll_out(config, house, env) -> GroupRollOut:
+    return GroupRollOut(
+        env=env,
+        engine=house.engine,
+        plane=house.plane,
+        samples=4,
+        sampling=sampling_of(config, house.chat, validation=False),
+        timeout_s=60.0,
+        need_spread=False,
+    )
+
+
+class Asks:
+    """Asks for so many tokens, turn by turn, each behind the last."""
+
+    def __init__(self, *limits: int) -> None:
+        self._limits = limits
+
+    async def play(self, prompt, write):
+        row = EpisodeRow(prompt)
+        for limit in self._limits:
+            row.write(await write(row.tokens, max_new_tokens=limit))
+        return row.sample(Score(0.0), "", truncated=False)
+
+    async def close(self):
+        """It holds nothing."""
+
+
+def test_an_environment_may_ask_for_fewer_tokens_than_the_recipe_and_never_gets_more():
+    config = short_config("policy.generation.max_new_tokens=4")
+
+    async def lengths(*limits: int) -> list[int]:
+        async with house_of(config) as house:
+            assert house.train_set is not None
+            prompt = house.train_set.prompt(0)
+            samples = await roll_out(config, house, Asks(*limits)).play(prompt, attempt=0)
+            return [len(sample.tokens) - len(prompt.tokens) for sample in samples]
+
+    assert asyncio.run(lengths(3)) == [3] * 4
+    assert asyncio.run(lengths(3, 1)) == [4] * 4
+    assert asyncio.run(lengths(50)) == [4] * 4
 
 
 def test_a_class_of_the_users_plays_and_rewards_are_learnt_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -64,6 +64,16 @@ class Odd:
         return self.RESULT
 
 
+class Endless(Guess):
+    """A step that does not end."""
+
+    STARTED = threading.Event()
+
+    async def step(self, response):
+        self.STARTED.set()
+        await asyncio.Event().wait()
+
+
 class NoStep:
     def reset(self, question, answer): ...
 
@@ -82,8 +92,13 @@ def _fresh():
     GATE.set()
 
 
-def play(name, texts, *, max_turns=8, max_tokens=1000, timeout_s=20.0, **arguments):
+def play(name, texts, **settings):
     chat = chat_of(HERMES)
+    engine = Says([(*chat.encode_text(text), chat.eos_token_id) for text in texts])
+    return asyncio.run(environment(chat, name, **settings).play(prompt_of(chat), engine)), engine, chat
+
+
+def environment(chat, name, *, max_turns=8, max_tokens=1000, timeout_s=20.0, **arguments):
     config = PythonEnv(
         name="python", target=f"{__name__}:{name}", arguments=arguments, timeout_s=timeout_s, max_turns=max_turns
     )
@@ -92,11 +107,8 @@ def play(name, texts, *, max_turns=8, max_tokens=1000, timeout_s=20.0, **argumen
     async def open_partner(prompt):
         return await PythonPartner(prompt, make, config).open()
 
-    env = MultiTurn(
-        open_partner, Dialogue(chat, [chat.eos_token_id], "user"), max_turns=max_turns, max_tokens=max_tokens
-    )
-    engine = Says([(*chat.encode_text(text), chat.eos_token_id) for text in texts])
-    return asyncio.run(env.play(prompt_of(chat), engine)), engine, chat
+    speech = Dialogue(chat, [chat.eos_token_id], "user")
+    return MultiTurn(open_partner, speech, max_turns=max_turns, max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize("name", ["Guess", "Awaited"])
@@ -176,6 +188,21 @@ def test_rewards_with_other_parts_in_other_turns_fail(monkeypatch):
 def test_an_episode_that_is_broken_off_is_closed():
     with pytest.raises(RolloutFailed, match="raised ValueError"):
         play("Guess", ["no number"])
+    assert CLOSED == ["guess"]
+
+
+def test_an_episode_that_is_cancelled_in_the_middle_is_closed():
+    chat = chat_of(HERMES)
+
+    async def run():
+        engine = Says([(*chat.encode_text("5"), chat.eos_token_id)])
+        task = asyncio.ensure_future(environment(chat, "Endless").play(prompt_of(chat), engine))
+        await asyncio.to_thread(Endless.STARTED.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
     assert CLOSED == ["guess"]
 
 
