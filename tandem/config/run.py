@@ -9,6 +9,7 @@ from pydantic import Field
 from tandem.config.algorithm import Count, Grpo, PolicyLoss, Positive, Ppo, ValueLoss
 from tandem.config.asynchrony import AsyncRl, Failures
 from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
+from tandem.config.health import Health
 from tandem.config.models import Policy, Reference, Value, VllmEngine
 from tandem.config.section import Section
 
@@ -124,6 +125,7 @@ class Logger(Section):
     wandb: Wandb | None = None
     mlflow: Mlflow | None = None
     num_val_samples_to_print: Annotated[int, Field(ge=0)] = 2
+    health: Health = Health()
 
 
 class RayCluster(Section):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
+from tandem.control.health_watch import HealthWatch
 from tandem.control.plan import Plan
 from tandem.control.producer import Producer
 from tandem.control.steps import rollout_metrics, staleness_metrics
@@ -51,12 +52,14 @@ class Controller:
         clock: Clock,
         sinks: Sequence[Sink],
         accounts: Accounts,
+        health: HealthWatch | None,
     ) -> None:
         self.plan = plan
         self.algorithm = algorithm
         self.buffer = buffer
         self.plane = plane
         self.step = 0  # steps trained
+        self.health = health
         self.version = 0  # how often the policy's weights have been published
         self.producer = Producer(
             plan,
@@ -235,6 +238,8 @@ class Controller:
             "run/prompts": float(self.producer.next_index),
             "buffer/ready_groups": float(self.buffer.ready),
         }
+        if self.health is not None:
+            record |= self.health.observe(self.step, record)
         self._write(record)
 
     def score(self, metric: str) -> float | None:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from tandem.algorithms.ppo import PPO
 from tandem.config import Config
+from tandem.config.asynchrony import WeightFifo, Windowed
 from tandem.config.check import to_yaml
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints, Identity
 from tandem.control.controller import Controller
 from tandem.control.evaluate import Evaluator
+from tandem.control.health import Facts
+from tandem.control.health_watch import HealthWatch
 from tandem.control.plan import Plan
 from tandem.control.samplers import build_sampler
 from tandem.data.chat import Chat
@@ -23,7 +26,7 @@ from tandem.envs.single_turn import SingleTurn
 from tandem.envs.verifiers import build_verifier, check_answers
 from tandem.launch.machinery import Machinery
 from tandem.launch.models import architecture_of, load_tokenizer, shape_of
-from tandem.launch.run_dir import UNTRAINED, append_record
+from tandem.launch.run_dir import HEALTH, UNTRAINED, append_record
 from tandem.metrics.timing import Timeline
 from tandem.roles import DataPlane, Engine, Environment, Sink, Trainer
 from tandem.rollout.groups import GroupRollOut
@@ -183,8 +186,22 @@ async def build_controller(
         clock=timeline,
         sinks=sinks,
         accounts=Accounts(partial(append_record, run_dir / UNTRAINED)),
+        health=build_health(config, run_dir),
     )
     return controller, checkpoints
+
+
+def build_health(config: Config, run_dir: Path) -> HealthWatch | None:
+    """What judges every step, or None where the recipe switches it off."""
+    sampler = config.async_rl.sampler
+    facts = Facts(
+        algorithm="ppo" if config.ppo else "grpo",
+        groups_per_step=config.algorithm.num_prompts_per_step,
+        runs_ahead=config.generates_while_training,
+        max_staleness=sampler.max_staleness_versions if isinstance(sampler, WeightFifo | Windowed) else None,
+    )
+    settings = config.logger.health
+    return HealthWatch(settings, facts, partial(append_record, run_dir / HEALTH)) if settings.enabled else None
 
 
 def identity_of(config: Config, house: House) -> Identity:

@@ -107,6 +107,7 @@ async def session(plan: Plan, machines: Machines, work: Work, path: Path | None)
         clock=timeline,
         sinks=[records],
         accounts=Accounts(note),
+        health=None,
     )
     try:
         await controller.run()

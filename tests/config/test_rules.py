@@ -10,10 +10,10 @@ from tandem.config.rules_algorithm import ALGORITHM_RULES
 from tandem.config.rules_cluster import CLUSTER_RULES
 from tandem.config.rules_models import MODEL_RULES
 from tandem.config.rules_sizes import SIZE_RULES
-from tests.config import backend_cases, cluster_cases, rule_cases
+from tests.config import backend_cases, cluster_cases, health_cases, rule_cases
 from tests.config.rule_cases import PPO
 
-CASES = [*rule_cases.CASES, *cluster_cases.CASES, *backend_cases.CASES]
+CASES = [*rule_cases.CASES, *cluster_cases.CASES, *backend_cases.CASES, *health_cases.CASES]
 
 
 def spaced(overrides: str) -> list[str]:

@@ -114,6 +114,7 @@ class House:
             "clock": self,
             "sinks": [self],
             "accounts": Accounts(self.untrained.append),
+            "health": None,
         }
         return Controller(the_plan, **{**roles, **changes})
 
