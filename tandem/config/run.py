@@ -116,6 +116,12 @@ class Mlflow(Section):
     tracking_uri: str | None = None
 
 
+class FlightRecorder(Section):
+    """Keeps what every trained token was computed from, step by step, in RUN/flight; see docs/flight_recorder.md."""
+
+    max_bytes: Count = 1 << 30  # of all steps on disk; the oldest go
+
+
 class Logger(Section):
     """Where metrics go besides metrics.jsonl and timeline.json in the run directory."""
 
@@ -126,6 +132,7 @@ class Logger(Section):
     mlflow: Mlflow | None = None
     num_val_samples_to_print: Annotated[int, Field(ge=0)] = 2
     health: Health = Health()
+    flight_recorder: FlightRecorder | None = None
 
 
 class RayCluster(Section):

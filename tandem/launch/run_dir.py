@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 CONFIG, LOG, LOCK = "config.yaml", "tandem.log", "lock"
-UNTRAINED, HEALTH = "untrained.jsonl", "health.jsonl"
+UNTRAINED, HEALTH, FLIGHT = "untrained.jsonl", "health.jsonl", "flight"
 
 
 def choose_run_dir(run_dir: str | None, name: str) -> Path:

@@ -24,9 +24,10 @@ from tandem.launch.build import build_controller, build_house
 from tandem.launch.local import LocalMachinery
 from tandem.launch.machinery import Machinery
 from tandem.launch.process import prepare, quiet_libraries
-from tandem.launch.run_dir import CONFIG, HEALTH, UNTRAINED, choose_run_dir, hold, keep_records, logging_to
+from tandem.launch.run_dir import CONFIG, FLIGHT, HEALTH, UNTRAINED, choose_run_dir, hold, keep_records, logging_to
 from tandem.launch.tips import tips
 from tandem.metrics.console import Display
+from tandem.metrics.previous import set_aside
 from tandem.metrics.sinks import first_value, open_sinks, read_steps
 from tandem.metrics.timing import Timeline
 from tandem.roles import Sink
@@ -146,9 +147,13 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
             await checkpoints.restore(controller, resume_from)
             keep_records(place.run_dir / UNTRAINED, lambda record: controller.has_settled(int(str(record["index"]))))
             keep_records(place.run_dir / HEALTH, lambda record: int(str(record["step"])) <= controller.step)
+            if controller.recorder is not None:
+                controller.recorder.forget_after(controller.step)
             if controller.health is not None:
                 controller.health.recall(read_steps(place.run_dir / "metrics.jsonl", up_to=controller.step))
-        elif config.value and config.value.warm_start:
+        else:
+            set_aside(place.run_dir / FLIGHT)
+        if not resume_from and config.value and config.value.warm_start:
             await house.models["critic"].load_weights(folder(config.value.warm_start))
         sinks += open_sinks(
             config.logger,

@@ -108,6 +108,7 @@ async def session(plan: Plan, machines: Machines, work: Work, path: Path | None)
         sinks=[records],
         accounts=Accounts(note),
         health=None,
+        recorder=None,
     )
     try:
         await controller.run()

@@ -1,4 +1,4 @@
-"""Rules of the health verdicts, in the form of rule_cases.py."""
+"""Rules of the health verdicts and the flight recorder, in the form of rule_cases.py."""
 
 from tests.config.rule_cases import PPO
 
@@ -16,5 +16,13 @@ CASES = [
         "logger.health.critic_lags=[0,0.5]",
         "logger.health.critic_lags=[0.5,0]",
         "critic_lags = [0.0, 0.5]|at most the warning",
+    ),
+    (
+        "flight_recorder",
+        PPO,
+        "cluster.launch=ray cluster.gpus_per_node=2 policy.backend.name=megatron value.backend.name=megatron"
+        " logger.flight_recorder={}",
+        "logger.flight_recorder=null",
+        "logger.flight_recorder (|policy.backend.name = megatron|policy.backend.name=torch",
     ),
 ]

@@ -115,6 +115,7 @@ class House:
             "sinks": [self],
             "accounts": Accounts(self.untrained.append),
             "health": None,
+            "recorder": None,
         }
         return Controller(the_plan, **{**roles, **changes})
 
