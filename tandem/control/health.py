@@ -365,10 +365,10 @@ def given_up(history: History, limits: Health, name: str, levels: Levels, why: s
 
 def step_times(history: History, limits: Health) -> tuple[float, float, float] | None:
     """Seconds of a step, of waiting for groups and of learning, over the last steps; None before there are enough."""
-    window = history[-limits.steps :]
+    window = history[-limits.window_steps :]
     names = ("time/step_s", "time/control/wait_for_groups_s", "time/control/learn_s")
     columns = [column(window, name) for name in names]
-    if len(history) < limits.steps or any(len(values) < limits.steps for values in columns):
+    if any(len(values) < limits.steps for values in columns):
         return None
     step_s, wait_s, learn_s = (statistics.fmean(values) for values in columns)
     return (step_s, wait_s, learn_s) if step_s > 0 else None

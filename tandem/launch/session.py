@@ -152,7 +152,8 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
             if controller.health is not None:
                 controller.health.recall(read_steps(place.run_dir / "metrics.jsonl", up_to=controller.step))
         else:
-            set_aside(place.run_dir / FLIGHT)
+            for name in (FLIGHT, HEALTH):
+                set_aside(place.run_dir / name)
         if not resume_from and config.value and config.value.warm_start:
             await house.models["critic"].load_weights(folder(config.value.warm_start))
         sinks += open_sinks(
