@@ -138,6 +138,19 @@ def show(
 
 
 @app.command()
+def replay(
+    run: Annotated[str, typer.Argument(help="A run directory with flight records.")],
+    step: Annotated[int, typer.Option(help="The step, as in metrics.jsonl.")],
+    tolerance: Annotated[float, typer.Option(help="Relative; 0 asks for the same bits.")] = 1e-5,
+    debug: Debug = False,
+) -> None:
+    """Compute a recorded step's advantages and losses again, on the CPU: does the record match? (1 if not.)"""
+    from tandem.launch.replay import replay as replay_run
+
+    raise typer.Exit(replay_run(run, step, tolerance=tolerance))
+
+
+@app.command()
 def simulate(
     recipe: Recipe,
     overrides: Overrides = None,

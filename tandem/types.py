@@ -10,7 +10,7 @@ critic's estimate of the state before token t. Position 0 of a row has no contex
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
@@ -70,6 +70,7 @@ class Generation:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: FinishReason
+    engine: int = field(default=0, compare=False)  # the number of the one that wrote it, where there are several
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,18 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """The place of a mini-batch in its step. Trainers that learn from a batch with one write down what they saw."""
+
+    epoch: int
+    mini_batch: int
+
+    def column(self, trainer: str, name: str) -> str:
+        """The plane's column of what a trainer writes down; a later epoch has columns of its own."""
+        return f"epoch_{self.epoch}/{trainer}/{name}"
+
+
+@dataclass(frozen=True)
 class Batch:
     """A handle to samples in the data plane. Rows keep this order everywhere; lengths are in tokens, prompt included.
 
@@ -135,6 +148,7 @@ class Batch:
     lengths: tuple[int, ...]
     groups: tuple[int, ...]
     components: tuple[str, ...] = ()
+    trace: Trace | None = None
 
     @staticmethod
     def of(groups: Sequence[Group]) -> Batch:
@@ -160,11 +174,11 @@ class Batch:
     def pick(self, positions: Iterable[int]) -> Batch:
         """The samples at these positions, in this order."""
         at = list(positions)
-        return Batch(
-            tuple(self.keys[i] for i in at),
-            tuple(self.lengths[i] for i in at),
-            tuple(self.groups[i] for i in at),
-            self.components,
+        return replace(
+            self,
+            keys=tuple(self.keys[i] for i in at),
+            lengths=tuple(self.lengths[i] for i in at),
+            groups=tuple(self.groups[i] for i in at),
         )
 
     def __len__(self) -> int:

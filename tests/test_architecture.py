@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "metrics": FLOOR,
     "train": FLOOR | {"algorithms"},
     "control": FLOOR | {"algorithms", "metrics"},
+    "testing": FLOOR | {"algorithms", "envs"},
     "simulation": FLOOR | {"control", "metrics", "plane"},
     "launch": FLOOR
     | {"algorithms", "control", "data", "envs", "metrics", "plane", "rollout", "simulation", "train", "weights"},

@@ -215,6 +215,8 @@ def mismatch_metrics(columns: Columns) -> Metrics:
     """How far the trainer's log-probs are from the engine's: staleness, precision, or a fault.
 
     Means over all tokens; and of the samples' own means (seq_mult_prob_error) the largest, the mean and the smallest.
+    gen_weight_mean is the mean of exp(old - generation): 1 but for noise, unless the engine drew from a part of the
+    vocabulary (top-k, top-p); then it is the trainer's probability of that part.
     """
     layout = columns.layout(columns.mask_NT)
     old_P, gen_P = columns.old_logprobs_NT.flatten(), columns.gen_logprobs_NT.flatten()
@@ -222,6 +224,8 @@ def mismatch_metrics(columns: Columns) -> Metrics:
     metrics: Metrics = {
         f"rollout/{name}": Mean(total.item(), tokens) for name, total in mismatch_sums(old_P, gen_P, layout).items()
     }
+    weight_P = (layout.keep(old_P) - layout.keep(gen_P)).exp()
+    metrics["rollout/gen_weight_mean"] = Mean(layout.keep(weight_P).sum().item(), tokens)
     error_N = sequence_prob_error(old_P, gen_P, layout)[layout.tokens() > 0]
     if len(error_N):
         metrics |= {

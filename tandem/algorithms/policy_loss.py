@@ -89,6 +89,18 @@ def policy_loss(
     return PolicyLoss(loss, layout.mask_P.sum(), units, sums, minima, maxima)
 
 
+@torch.no_grad()
+def token_clips(
+    logprobs_P: Tensor, old_logprobs_P: Tensor, advantages_P: Tensor, layout: Layout, options: PolicyLossOptions
+) -> tuple[Tensor, Tensor]:
+    """Of each token the ratio, and what became of it: 0 its gradient counts, 1 it is clipped, 2 dual-clipped (int8)."""
+    x_P, advantages_P = layout.keep(logprobs_P), layout.keep(advantages_P)
+    old_P = x_P if options.on_policy else layout.keep(old_logprobs_P)
+    terms = _terms(x_P, _log_ratio(x_P, old_P, layout, options), advantages_P, layout, options)
+    state_P = torch.where(terms.dual_clipped_P, 2, terms.clipped_P.long())
+    return layout.keep(terms.ratio_P), torch.where(layout.mask_P, state_P, 0).to(torch.int8)
+
+
 def nll_loss(logprobs_P: Tensor, reward_N: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Sum of -log p over the tokens of samples with reward > 0, and their number (VAPO, Yue et al. 2025, positive NLL).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,7 +15,7 @@ from tandem.algorithms.kl import AdaptiveKl, exceeds_target_kl, update_kl
 from tandem.algorithms.layout import AverageKind, averaging_weights
 from tandem.config.algorithm import Gae, Grpo, PolicyLoss, Ppo
 from tandem.roles import DataPlane, Trainer
-from tandem.types import Batch, Metrics, Sum, merge
+from tandem.types import Batch, Metrics, Sum, Trace, merge
 
 VALUE_AFTER = "values_after"  # the critic's estimate after a sample's last token
 Span = Callable[[str], AbstractContextManager[None]]
@@ -57,8 +57,12 @@ class PPO:
         reference: Trainer | None,
         span: Span,
         streaming: bool,
+        traced: bool = False,
     ) -> None:
-        """`mini_batch` is in samples. `max_new_tokens` is the fixed length of `seq-mean-token-sum-norm`."""
+        """`mini_batch` is in samples. `max_new_tokens` is the fixed length of `seq-mean-token-sum-norm`.
+
+        `traced`: trainers write down what they learn from.
+        """
         self._algorithm = algorithm
         self._loss_fn = loss_fn
         self._mini_batch = mini_batch
@@ -70,6 +74,7 @@ class PPO:
         self._reference = reference
         self._span = span
         self._streaming = streaming
+        self._traced = traced
         self._kl_coefficient = loss_fn.reference_policy_kl_penalty
 
     async def step(self, chunks: AsyncIterator[Batch], *, step: int, train_policy: bool) -> Metrics:
@@ -106,7 +111,8 @@ class PPO:
     async def _epochs(self, batch: Batch, shares: Mapping[int, Share], step: int, learners: set[str]) -> Metrics:
         metrics: Metrics = {}
         for epoch in range(self._algorithm.ppo_epochs):
-            for minibatch in self._minibatches(batch, step, epoch):
+            for number, minibatch in enumerate(self._minibatches(batch, step, epoch)):
+                minibatch = self._trace(minibatch, epoch, number)
                 share = sum((shares[key] for key in minibatch.keys), Share(0.0, 0.0, 0.0))
                 learned = await self._learn(minibatch, share, learners)
                 metrics = merge(metrics, learned)
@@ -126,7 +132,10 @@ class PPO:
         if not any(share.value for share in shares.values()):
             return {}
         with self._span("critic/forward_backward"):
-            return await self._critic.forward_backward(chunk, {})
+            return await self._critic.forward_backward(self._trace(chunk, 0, 0), {})
+
+    def _trace(self, minibatch: Batch, epoch: int, number: int) -> Batch:
+        return replace(minibatch, trace=Trace(epoch, number)) if self._traced else minibatch
 
     def _minibatches(self, batch: Batch, step: int, epoch: int) -> list[Batch]:
         """The batch in an order of its own for this step and epoch, cut into mini-batches; the last may be smaller."""

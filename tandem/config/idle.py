@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tandem.config.data import ArithmeticData, ReasoningGymData, own_template
+from tandem.config.health import Health
 from tandem.config.loaded import Loaded
 from tandem.config.schema import Plain
 
@@ -59,6 +60,7 @@ SAVING = tuple(
     )
 )
 ENGINE = "policy.generation.engine"
+HEALTH = "logger.health"
 PENALTY, ESTIMATOR = "loss_fn.reference_policy_kl_penalty", "{algorithm}.adv_estimator"
 
 RAY_KEYS = ("address", "dashboard", "start_timeout_s", "deadline_s", "weight_transfer", "weight_bucket_bytes")
@@ -99,6 +101,26 @@ TABLE = (
         "set policy.generation.val_temperature above 0",
     ),
     Needs(SAVING, "checkpointing.enabled", _on, "set checkpointing.enabled=true"),
+    Needs(
+        tuple(f"{HEALTH}.{name}" for name in Health.model_fields if name != "enabled"),
+        f"{HEALTH}.enabled",
+        _on,
+        f"set {HEALTH}.enabled=true",
+    ),
+    Needs((f"{HEALTH}.critic_lags", f"{HEALTH}.critic_steps"), "value", _on, "give value"),
+    Needs((f"{HEALTH}.reference_kl",), "reference", _on, "give reference"),
+    Needs(
+        (f"{HEALTH}.groups_filtered",),
+        "{algorithm}.use_dynamic_sampling",
+        _on,
+        "set {algorithm}.use_dynamic_sampling=true",
+    ),
+    Needs(
+        (f"{HEALTH}.groups_stale", f"{HEALTH}.staleness_near_bound"),
+        "async_rl.sampler.name",
+        lambda name: name in ("weight_fifo", "windowed"),
+        "set async_rl.sampler.name=weight_fifo",
+    ),
     Needs(PENALISING, PENALTY, _on, f"set {PENALTY} above 0"),
     Needs(
         ("loss_fn.use_on_policy_kl_approximation",),

@@ -118,4 +118,25 @@ def sleep_mode(loaded: Loaded) -> Iterator[str]:
         )
 
 
-CLUSTER_RULES = (plane_within_reach, own_gpus, layers_on_ranks, engines_on_slots, weight_transfer, sleep_mode)
+def flight_recorder(loaded: Loaded) -> Iterator[str]:
+    """What a model learned from is written down by the rank that computes its loss, which the torch backend knows."""
+    if loaded.config.logger.flight_recorder is None:
+        return
+    for model in ("policy", "value"):
+        key = f"{model}.backend.name"
+        if loaded.values.get(key) == "megatron":
+            yield (
+                f"{loaded.at('logger.flight_recorder')} has not been tried with {loaded.at(key)}: set {key}=torch, or "
+                "logger.flight_recorder=null"
+            )
+
+
+CLUSTER_RULES = (
+    plane_within_reach,
+    own_gpus,
+    layers_on_ranks,
+    engines_on_slots,
+    weight_transfer,
+    sleep_mode,
+    flight_recorder,
+)

@@ -102,6 +102,23 @@ def learning_rate_warm_up(loaded: Loaded) -> Iterator[str]:
             )
 
 
+FALLING = ("critic_lags", "entropy_collapse")  # the smaller, the worse
+
+
+def health_levels(loaded: Loaded) -> Iterator[str]:
+    """What is severe is no better than what is worth a warning."""
+    for name, levels in loaded.config.logger.health:
+        if not isinstance(levels, tuple):
+            continue
+        warning, severe = levels
+        if (severe > warning) if name in FALLING else (severe < warning):
+            key, order = f"logger.health.{name}", "most" if name in FALLING else "least"
+            yield (
+                f"{loaded.at(key)} is [warning, severe], and what is severe must be at {order} the warning: "
+                f"set {key}=[{severe:g},{warning:g}]"
+            )
+
+
 SIZE_RULES = (
     mini_batches,
     response_length,
@@ -111,4 +128,5 @@ SIZE_RULES = (
     advantage_clip,
     value_bins,
     learning_rate_warm_up,
+    health_levels,
 )

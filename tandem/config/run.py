@@ -11,6 +11,7 @@ from tandem.config.asynchrony import AsyncRl, Failures
 from tandem.config.data import Data
 from tandem.config.data_plane import DataPlane, MemoryDataPlane, RayActorDataPlane
 from tandem.config.env import Env, PythonEnv, SingleTurnEnv, Verifier
+from tandem.config.health import Health
 from tandem.config.models import Policy, Reference, Value, VllmEngine
 from tandem.config.section import Section
 
@@ -56,6 +57,12 @@ class Mlflow(Section):
     tracking_uri: str | None = None
 
 
+class FlightRecorder(Section):
+    """Keeps what every trained token was computed from, step by step, in RUN/flight; see docs/flight_recorder.md."""
+
+    max_bytes: Count = 1 << 30  # of all steps on disk; the oldest go
+
+
 class Logger(Section):
     """Where metrics go besides metrics.jsonl and timeline.json in the run directory."""
 
@@ -65,6 +72,8 @@ class Logger(Section):
     wandb: Wandb | None = None
     mlflow: Mlflow | None = None
     num_val_samples_to_print: Annotated[int, Field(ge=0)] = 2
+    health: Health = Health()
+    flight_recorder: FlightRecorder | None = None
 
 
 class RayCluster(Section):

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
+from tandem.control.flight_recorder import FlightRecorder
+from tandem.control.health_watch import HealthWatch
 from tandem.control.plan import Plan
 from tandem.control.producer import Producer
 from tandem.control.steps import rollout_metrics, staleness_metrics
@@ -55,12 +57,16 @@ class Controller:
         clock: Clock,
         sinks: Sequence[Sink],
         accounts: Accounts,
+        health: HealthWatch | None,
+        recorder: FlightRecorder | None,
     ) -> None:
         self.plan = plan
         self.algorithm = algorithm
         self.buffer = buffer
         self.plane = plane
         self.step = 0  # steps trained
+        self.health = health
+        self.recorder = recorder
         self.version = 0  # how often the policy's weights have been published
         self.producer = Producer(
             plan,
@@ -162,10 +168,11 @@ class Controller:
         for group in groups:
             self._accounts.untrained(group.index, group.prompt_id, "left_over")
 
-    async def _chunks(self, groups: list[Group]) -> AsyncIterator[Batch]:
-        """The step's groups as they finish, the first ones first. `groups` grows to the whole step."""
+    async def _chunks(self, groups: list[Group], taken: list[Sequence[Group]]) -> AsyncIterator[Batch]:
+        """The step's groups as they finish, the first ones first. `groups` grows to the step, `taken` by chunks."""
         if len(groups) == self.plan.groups_per_step:
             self.producer.step_taken()
+        taken.append(tuple(groups))
         yield Batch.of(groups)
         while len(groups) < self.plan.groups_per_step:
             left = self.plan.groups_per_step - len(groups)
@@ -175,17 +182,24 @@ class Controller:
             if not more:
                 return
             groups.extend(more)
+            taken.append(more)
             if len(groups) == self.plan.groups_per_step:
                 self.producer.step_taken()
             yield Batch.of(more)
 
     async def _train_on(self, first: Sequence[Group], started: float) -> None:
         """One step: learn, publish, report, evaluate, save; then the tickets return."""
-        groups = list(first)
-        train_policy = self.plan.trains_policy(self.step)
+        groups, taken = list(first), list[Sequence[Group]]()
+        train_policy, state = self.plan.trains_policy(self.step), self.algorithm.state()
         async with self._gpus.training(publishes=train_policy):
             with self._waiting(f"training of step {self.step}", "control/learn"):
-                learned = await self.algorithm.step(self._chunks(groups), step=self.step, train_policy=train_policy)
+                learned = await self.algorithm.step(
+                    self._chunks(groups, taken), step=self.step, train_policy=train_policy
+                )
+        if self.recorder is not None:
+            with self._waiting(f"the flight record of step {self.step + 1}", "control/record"):
+                told = {"version": self.version, "train_policy": train_policy, "state": state}
+                await self.recorder.record(self.step + 1, taken, learned, **told)
         metrics = merge(rollout_metrics(groups), staleness_metrics(groups, self.version), learned)
         if train_policy:
             self.version += 1
@@ -239,6 +253,8 @@ class Controller:
             "run/prompts": float(self.producer.next_index),
             "buffer/ready_groups": float(self.buffer.ready),
         }
+        if self.health is not None:
+            record |= self.health.observe(self.step, record)
         self._write(record)
 
     def score(self, metric: str) -> float | None:

@@ -30,6 +30,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "rollout/truncated": Mean(sum(truncated), len(truncated)),
         "rollout/tokens": Sum(sum(written)),
         "rollout/samples": Sum(len(rewards)),
+        "rollout/groups": Sum(len(groups)),
         "rollout/groups_without_spread": Mean(sum(len(set(g.rewards)) == 1 for g in groups), len(groups)),
     }
     for name in groups[0].components:

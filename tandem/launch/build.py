@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tandem.algorithms.ppo import PPO
 from tandem.config import Config
+from tandem.config.asynchrony import WeightFifo, Windowed
 from tandem.config.check import to_yaml
 from tandem.config.data import MixtureData, Source
 from tandem.control.accounts import Accounts
@@ -16,6 +17,9 @@ from tandem.control.buffer import Buffer
 from tandem.control.checkpoint import Checkpoints, Identity
 from tandem.control.controller import Controller
 from tandem.control.evaluate import Evaluator
+from tandem.control.flight_recorder import FlightRecorder
+from tandem.control.health import Facts
+from tandem.control.health_watch import HealthWatch
 from tandem.control.plan import Plan
 from tandem.control.samplers import build_sampler
 from tandem.data.chat import Chat
@@ -25,7 +29,7 @@ from tandem.envs.verifiers import check_answers
 from tandem.launch.environments import build_environment, described_tools
 from tandem.launch.machinery import Machinery
 from tandem.launch.models import architecture_of, load_tokenizer, shape_of
-from tandem.launch.run_dir import UNTRAINED, append_record
+from tandem.launch.run_dir import FLIGHT, HEALTH, UNTRAINED, append_record
 from tandem.metrics.timing import Timeline
 from tandem.roles import DataPlane, Engine, Environment, Sink, Trainer
 from tandem.rollout.groups import GroupRollOut
@@ -160,18 +164,27 @@ def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | 
 async def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
     """The trainers that the recipe asks for, and the algorithm over them."""
     house.models |= await house.machinery.start_trainers(house.plane)
+    traced = config.logger.flight_recorder is not None
+    return algorithm_over(config, house.plane, house.models, span=span, traced=traced)
+
+
+def algorithm_over(
+    config: Config, plane: DataPlane, models: Mapping[str, Trainer], *, span: Callable, traced: bool
+) -> PPO:
+    """The recipe's algorithm over these trainers."""
     return PPO(
         config.algorithm,
         config.loss_fn,
         mini_batch=config.policy.train_global_batch_size,
         max_new_tokens=config.policy.generation.max_new_tokens,
         seed=config.seed,
-        plane=house.plane,
-        actor=house.models["actor"],
-        critic=house.models.get("critic"),
-        reference=house.models.get("reference"),
+        plane=plane,
+        actor=models["actor"],
+        critic=models.get("critic"),
+        reference=models.get("reference"),
         span=span,
         streaming=config.async_rl.min_groups_for_streaming_train is not None,
+        traced=traced,
     )
 
 
@@ -197,6 +210,7 @@ async def build_controller(
         sampling=sampling_of(config, house.chat, validation=False),
         timeout_s=config.policy.generation.timeout_s,
         need_spread=config.algorithm.use_dynamic_sampling,
+        traced=config.logger.flight_recorder is not None,
     )
     controller = Controller(
         plan_of(config, len(house.train_set)),
@@ -217,8 +231,29 @@ async def build_controller(
         clock=timeline,
         sinks=sinks,
         accounts=Accounts(partial(append_record, run_dir / UNTRAINED)),
+        health=build_health(config, run_dir),
+        recorder=build_recorder(config, house.plane, run_dir),
     )
     return controller, checkpoints
+
+
+def build_health(config: Config, run_dir: Path) -> HealthWatch | None:
+    """What judges every step, or None where the recipe switches it off."""
+    sampler = config.async_rl.sampler
+    facts = Facts(
+        algorithm="ppo" if config.ppo else "grpo",
+        groups_per_step=config.algorithm.num_prompts_per_step,
+        runs_ahead=config.generates_while_training,
+        max_staleness=sampler.max_staleness_versions if isinstance(sampler, WeightFifo | Windowed) else None,
+    )
+    settings = config.logger.health
+    return HealthWatch(settings, facts, partial(append_record, run_dir / HEALTH)) if settings.enabled else None
+
+
+def build_recorder(config: Config, plane: DataPlane, run_dir: Path) -> FlightRecorder | None:
+    """What keeps every trained token, where the recipe asks for it."""
+    settings = config.logger.flight_recorder
+    return FlightRecorder(run_dir / FLIGHT, max_bytes=settings.max_bytes, plane=plane) if settings else None
 
 
 def identity_of(config: Config, house: House, prompts_per_epoch: int) -> Identity:

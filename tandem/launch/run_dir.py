@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
-CONFIG, LOG, LOCK, UNTRAINED = "config.yaml", "tandem.log", "lock", "untrained.jsonl"
+CONFIG, LOG, LOCK = "config.yaml", "tandem.log", "lock"
+UNTRAINED, HEALTH, FLIGHT = "untrained.jsonl", "health.jsonl", "flight"
 
 
 def choose_run_dir(run_dir: str | None, name: str) -> Path:

@@ -25,10 +25,11 @@ from tandem.launch.local import LocalMachinery
 from tandem.launch.machinery import Machinery
 from tandem.launch.memory.report import refuse_what_cannot_fit
 from tandem.launch.process import prepare, quiet_libraries
-from tandem.launch.run_dir import CONFIG, UNTRAINED, choose_run_dir, hold, keep_records, logging_to
+from tandem.launch.run_dir import CONFIG, FLIGHT, HEALTH, UNTRAINED, choose_run_dir, hold, keep_records, logging_to
 from tandem.launch.tips import tips
 from tandem.metrics.console import Display
-from tandem.metrics.sinks import first_value, open_sinks
+from tandem.metrics.previous import set_aside
+from tandem.metrics.sinks import first_value, open_sinks, read_steps
 from tandem.metrics.timing import Timeline
 from tandem.roles import Sink
 
@@ -148,7 +149,15 @@ async def session(config: Config, machinery: Machinery, place: Place, resume_fro
         if resume_from:
             await checkpoints.restore(controller, resume_from)
             keep_records(place.run_dir / UNTRAINED, lambda record: controller.has_settled(int(str(record["index"]))))
-        elif config.value and config.value.warm_start:
+            keep_records(place.run_dir / HEALTH, lambda record: int(str(record["step"])) <= controller.step)
+            if controller.recorder is not None:
+                controller.recorder.forget_after(controller.step)
+            if controller.health is not None:
+                controller.health.recall(read_steps(place.run_dir / "metrics.jsonl", up_to=controller.step))
+        else:
+            for name in (FLIGHT, HEALTH):
+                set_aside(place.run_dir / name)
+        if not resume_from and config.value and config.value.warm_start:
             await house.models["critic"].load_weights(folder(config.value.warm_start))
         sinks += open_sinks(
             config.logger,

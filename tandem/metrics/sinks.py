@@ -84,6 +84,16 @@ def first_value(path: Path, name: str) -> float | None:
         return next((record[name] for record in records if record.get(name) is not None), None)
 
 
+def read_steps(path: Path, *, up_to: int) -> list[dict[str, float]]:
+    """The records of the steps that a metrics.jsonl holds, without what was not finite; validations are left out."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines if (step := _step_of(line)) is not None and step <= up_to]
+    finite = [{name: value for name, value in record.items() if value is not None} for record in records]
+    return [record for record in finite if "time/step_s" in record]
+
+
 def _drop_after(path: Path, resume_step: int) -> None:
     """Keep the lines up to `resume_step`. The file is replaced whole: a kill leaves the old one or the new one."""
     kept = path.with_name(f"{path.name}.tmp")

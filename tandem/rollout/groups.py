@@ -35,10 +35,11 @@ class GroupRollOut:
         sampling: Sampling,
         timeout_s: float,
         need_spread: bool,
+        traced: bool = False,
     ) -> None:
         """`sampling.seed` is the run's seed; `timeout_s` is for one response, its wait for a free slot included.
 
-        `need_spread` gives up groups whose rewards are all equal.
+        `need_spread` gives up groups whose rewards are all equal. `traced` writes down the attempt and the engine.
         """
         self._env = env
         self._engine = engine
@@ -47,6 +48,8 @@ class GroupRollOut:
         self._sampling = sampling
         self._timeout_s = timeout_s
         self._need_spread = need_spread
+        self._traced = traced
+        self._engines: dict[tuple[int, int], int] = {}  # (prompt, sample) -> who wrote its last turn
 
     async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None:
         """The finished group, or None when it gives no learning signal. Raises RolloutFailed when a sample fails.
@@ -55,10 +58,21 @@ class GroupRollOut:
         """
         samples = await self.play(prompt, attempt=attempt)
         if self._need_spread and len({sample.score.reward for sample in samples}) == 1:
+            self._traces(prompt.index, attempt)
             return None
         keys = tuple(prompt.index * self._samples + number for number in range(self._samples))
-        await self._plane.put(keys, columns_of(samples))
+        await self._plane.put(keys, columns_of(samples) | self._traces(prompt.index, attempt))
         return group_of(prompt, keys, samples)
+
+    def _traces(self, index: int, attempt: int) -> dict[str, list[torch.Tensor]]:
+        """The columns of where a group was written, if they are wanted."""
+        if not self._traced:
+            return {}
+        engines = [self._engines.pop((index, number)) for number in range(self._samples)]
+        return {
+            "attempt": [torch.tensor(attempt, dtype=torch.int32) for _ in engines],
+            "engine": [torch.tensor(engine, dtype=torch.int32) for engine in engines],
+        }
 
     async def play(self, prompt: Prompt, *, attempt: int) -> list[Sample]:
         """All samples of the prompt. The first failure cancels the others."""
@@ -87,11 +101,14 @@ class GroupRollOut:
             sampling = replace(self._sampling, seed=seed, max_new_tokens=min(most, max_new_tokens or most))
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._engine.generate(tokens, sampling)
+                    written = await self._engine.generate(tokens, sampling)
             except TimeoutError as error:
                 raise RolloutFailed(
                     f"no response within policy.generation.timeout_s={self._timeout_s:g}", "infrastructure"
                 ) from error
+            if self._traced:
+                self._engines[index, number] = written.engine
+            return written
 
         return write
 

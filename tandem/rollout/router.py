@@ -7,7 +7,7 @@ import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from tandem.fingerprint import first_difference
@@ -81,7 +81,7 @@ class Router:
             seat = self._choose(array("q", tokens).tobytes())
             seat.load += 1
             try:
-                return await seat.engine.generate(tokens, sampling)
+                return replace(await seat.engine.generate(tokens, sampling), engine=seat.number)
             except EngineDied as error:
                 self._retire(seat, error)
                 self.reissued += 1

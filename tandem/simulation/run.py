@@ -107,6 +107,8 @@ async def session(plan: Plan, machines: Machines, work: Work, path: Path | None)
         clock=timeline,
         sinks=[records],
         accounts=Accounts(note),
+        health=None,
+        recorder=None,
     )
     try:
         await controller.run()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem.algorithms.correction import CorrectionOptions
 from tandem.algorithms.kl import KlOptions, kl_loss
 from tandem.algorithms.layout import Layout
-from tandem.algorithms.policy_loss import PolicyLoss, PolicyLossOptions, entropy_loss, policy_loss
+from tandem.algorithms.policy_loss import PolicyLoss, PolicyLossOptions, entropy_loss, policy_loss, token_clips
 from tandem.algorithms.value_loss import (
     HlGauss,
     ValueLoss,
@@ -35,6 +35,10 @@ class Objective(Protocol):
         ...
 
     def __call__(self, output: Output, pack: Pack, scale: Mapping[str, float]) -> tuple[Tensor, Metrics]: ...
+
+    def trace(self, output: Output, pack: Pack) -> dict[str, Tensor]:
+        """What the loss was computed from and what became of each token, as columns of the pack."""
+        ...
 
 
 class PolicyObjective:
@@ -73,6 +77,15 @@ class PolicyObjective:
         entropy = layout.keep(output.entropy_P.detach()).sum()
         parts = {f"{name}_loss": term.detach() for name, term in terms.items()}
         return total, self._metrics(policy, total.detach(), layout.keep(weights_P).sum(), parts | {"entropy": entropy})
+
+    def trace(self, output: Output, pack: Pack) -> dict[str, Tensor]:
+        """Log-probs and entropy as they were learned from, the ratio, and the clip's state (see token_clips)."""
+        assert output.entropy_P is not None, "a policy's head gives the entropy"
+        logprobs_P = output.column_P.detach()
+        old_P = logprobs_P if self._options.on_policy else pack.columns["old_logprobs"]
+        layout = layout_of(pack, pack.columns["weights"])
+        ratio_P, clip_P = token_clips(logprobs_P, old_P, pack.columns["advantages"], layout, self._options)
+        return {"logprobs": logprobs_P, "entropy": output.entropy_P.detach(), "ratio": ratio_P, "clip": clip_P}
 
     def _auxiliary(
         self, logprobs_P: Tensor, entropy_P: Tensor, pack: Pack, layout: Layout, scale: Mapping[str, float]
@@ -156,6 +169,11 @@ class ValueObjective:
             metrics["clip_fraction"] = Mean(found["clipped"], found["tokens"])
             metrics |= {"value_min": Min(found["lowest"]), "value_max": Max(found["highest"])}
         return total, metrics
+
+    def trace(self, output: Output, pack: Pack) -> dict[str, Tensor]:
+        """Values as they were learned from, and the bins' logits where the loss reads those."""
+        logits = {} if output.logits_PB is None else {"logits": output.logits_PB.detach()}
+        return {"values": output.column_P.detach(), **logits}
 
     def _loss(self, output: Output, pack: Pack, layout: Layout) -> ValueLoss:
         returns_P, weights_P = pack.columns["returns"], pack.columns["value_weights"]

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from tandem.config.models import SequencePacking
@@ -22,8 +23,8 @@ from tandem.train.backend import Backend, Output, Pack
 from tandem.train.flops import flops_of, speed_metrics
 from tandem.train.objectives import Objective
 from tandem.train.packs import pack_batch, unpack_column
-from tandem.train.sharding import plan_shares
-from tandem.types import Batch, Mean, Metrics, Sum
+from tandem.train.sharding import Shard, plan_shares
+from tandem.types import Batch, Mean, Metrics, Sum, Trace
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -95,14 +96,29 @@ class Worker:
         """Add the gradient of the SUM of the batch's losses; see the objective for the names in `scale`."""
         if self._objective is None:
             raise RuntimeError(f"{self._name} has no objective: it only infers")
-        _, packs, read = await self._packs(batch, self._objective.columns, self._packing.train_mb_tokens)
+        own, packs, read = await self._packs(batch, self._objective.columns, self._packing.train_mb_tokens)
         self._in_gradient.extend(batch.keys)
-        return self._of_share(await self._run(self._forward_backward, self._objective, packs, scale) | read)
+        seen: dict[tuple[int, ...], dict[str, Tensor]] | None = None if batch.trace is None else {}
+        metrics = await self._run(self._forward_backward, self._objective, packs, scale, seen)
+        if batch.trace is not None and seen and self._backend.shard.speaks:
+            rows = trace_rows(packs, seen, len(own), self._backend.shard, batch.trace)
+            await self._plane.put(own.keys, {batch.trace.column(self._name, name): x for name, x in rows.items()})
+        return self._of_share(metrics | read)
 
-    def _forward_backward(self, objective: Objective, packs: Sequence[Pack], scale: Mapping[str, float]) -> Metrics:
+    def _forward_backward(
+        self,
+        objective: Objective,
+        packs: Sequence[Pack],
+        scale: Mapping[str, float],
+        seen: dict[tuple[int, ...], dict[str, Tensor]] | None,
+    ) -> Metrics:
+        """`seen` takes what each pack was learned from, by its keys, where it is wanted."""
+
         def loss(output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
             total, metrics = objective(output, pack, scale)
-            if all(math.isfinite(metric.total) for metric in metrics.values() if isinstance(metric, Mean)):
+            if seen is not None and pack.keys:
+                seen[pack.keys] = {name: x.cpu() for name, x in objective.trace(output, pack).items()}
+            if is_finite(metrics):
                 return total, metrics
             self._suspects.extend(pack.keys)
             return total, {}  # one NaN would hide the figures of all other packs
@@ -167,6 +183,34 @@ class Worker:
 
     def _named(self, metrics: Metrics) -> Metrics:
         return {f"{self._name}/{key}": metric for key, metric in metrics.items()}
+
+
+def is_finite(metrics: Metrics) -> bool:
+    """Whether a pack's means may be merged with those of others."""
+    return all(math.isfinite(metric.total) for metric in metrics.values() if isinstance(metric, Mean))
+
+
+def trace_rows(
+    packs: Sequence[Pack],
+    seen: Mapping[tuple[int, ...], Mapping[str, Tensor]],
+    samples: int,
+    shard: Shard,
+    trace: Trace,
+) -> dict[str, list[Tensor]]:
+    """What each sample was learned from, and where: mini-batch, micro-batch of all ranks, place of its first token."""
+    filled = [pack for pack in packs if pack.keys]
+    rows = {
+        name: unpack_column(filled, [seen[pack.keys][name] for pack in filled], samples)
+        for name in seen[filled[0].keys]
+    }
+    places: dict[int, tuple[int, int]] = {}
+    for number, pack in enumerate(packs):
+        for row, offset in zip(pack.rows, pack.cu_seqlens, strict=False):
+            places[row] = (number * shard.count + shard.index, offset)
+    rows["mini_batch"] = [torch.tensor(trace.mini_batch) for _ in range(samples)]
+    rows["micro_batch"] = [torch.tensor(places[row][0]) for row in range(samples)]
+    rows["offset"] = [torch.tensor(places[row][1]) for row in range(samples)]
+    return rows
 
 
 def token_metrics(packs: Sequence[Pack]) -> Metrics:

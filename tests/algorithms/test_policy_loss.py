@@ -1,7 +1,6 @@
 """The policy loss against plain Python per token; clips, cuts, poison, order, and what PPO must be equal to."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +9,15 @@ from torch import Tensor
 from tandem.algorithms.correction import CorrectionOptions
 from tandem.algorithms.layout import Layout, averaging_weights
 from tandem.algorithms.policy_loss import PolicyLossOptions, entropy_loss, nll_loss, policy_loss
+from tandem.testing import (
+    check_loss,
+    first_ratio_gives_the_policy_gradient,
+    loss_columns,
+    loss_is_zero_on_empty,
+    masked_tokens_do_not_matter,
+)
+from tandem.testing.losses import Loss
+from tandem.testing.tensors import Columns
 
 SAMPLES = 6
 VARIANTS = {
@@ -45,17 +53,11 @@ class Batch:
         advantages = torch.randn(80, dtype=dtype, generator=generator)
         self.columns = [current, old, behaviour, advantages]
 
-    def loss(
-        self,
-        options: PolicyLossOptions,
-        keep: Tensor | None = None,
-        change: Callable[[Tensor], Tensor] = lambda column: column,
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and gradient over the tokens `keep`, with sample-mean weights."""
-        keep = torch.arange(80) if keep is None else keep
-        layout = Layout(self.mask[keep], self.sample[keep], SAMPLES)
+    def loss(self, options: PolicyLossOptions) -> tuple[Tensor, Tensor]:
+        """Loss and gradient, with sample-mean weights."""
+        layout = Layout(self.mask, self.sample, SAMPLES)
         weights = averaging_weights(layout, "sequence_mean", dtype=self.columns[0].dtype).weights_P
-        current, old, behaviour, advantages, weights = (change(x) for x in (*(c[keep] for c in self.columns), weights))
+        current, old, behaviour, advantages = self.columns
         current = current.clone().requires_grad_()
         result = policy_loss(current, old, behaviour, advantages, weights, layout, options)
         (gradient,) = torch.autograd.grad(result.loss, current)
@@ -109,58 +111,31 @@ def test_where_the_clip_counts_there_is_no_gradient() -> None:
     assert result.sums["dual_clip_fraction"] == 1
 
 
+def as_loss(options: PolicyLossOptions) -> Loss:
+    """The policy loss in the form that the invariance kit takes."""
+
+    def loss(columns: Columns, layout: Layout) -> Tensor:
+        names = ("logprobs_P", "old_logprobs_P", "gen_logprobs_P", "advantages_P", "weights_P")
+        return policy_loss(*(columns[name] for name in names), layout, options).loss
+
+    return loss
+
+
 @pytest.mark.parametrize("name", [name for name, options in VARIANTS.items() if options.correction is None])
 def test_first_ratios_are_one_and_the_gradient_is_that_of_reinforce(name: str) -> None:
     options = VARIANTS[name]
-    batch = Batch()
-    batch.columns[1] = batch.columns[2] = batch.columns[0]
-    if options.ratio == "sequence" or options.objective == "geo_mean":
-        batch.columns[3] = batch.sample.double() - 2.0  # one advantage a sample: there the two agree
-    expected = batch.loss(PolicyLossOptions(objective="reinforce"))[1]
-    torch.testing.assert_close(batch.loss(options)[1], expected)
+    one_ratio = options.ratio == "sequence" or options.objective == "geo_mean"
+    first_ratio_gives_the_policy_gradient(as_loss(options), *loss_columns(), by_sample=one_ratio)
 
 
 @every_variant
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
-def test_poison_in_masked_slots_changes_no_bit(options: PolicyLossOptions, poison: float) -> None:
-    batch = Batch(dtype=torch.float32)
-    clean = batch.loss(options)
-    spoiled = batch.loss(options, change=lambda column: torch.where(batch.mask, column, poison))
-    assert torch.equal(spoiled[0], clean[0])
-    assert torch.equal(spoiled[1], clean[1])
-    assert not clean[1][~batch.mask].any()
-
-
-@every_variant
-@pytest.mark.parametrize("chunks", [2, 3, 6])
-def test_chunks_of_samples_add_up_to_the_whole(options: PolicyLossOptions, chunks: int) -> None:
-    batch = Batch()
-    loss, gradient = batch.loss(options)
-    total, pieces = torch.zeros_like(loss), torch.zeros_like(gradient)
-    for chunk in range(chunks):
-        keep = (batch.sample % chunks == chunk).nonzero().squeeze(1)
-        part, piece = batch.loss(options, keep)
-        total += part
-        pieces[keep] = piece
-    torch.testing.assert_close(total, loss)
-    torch.testing.assert_close(pieces, gradient)
-
-
-@every_variant
-def test_the_order_of_tokens_does_not_matter(options: PolicyLossOptions) -> None:
-    batch, order = Batch(), torch.randperm(80, generator=torch.Generator().manual_seed(1))
-    (loss, gradient), (moved_loss, moved) = batch.loss(options), batch.loss(options, order)
-    torch.testing.assert_close(moved_loss, loss)
-    torch.testing.assert_close(moved, gradient[order])
-
-
-@every_variant
-def test_a_fully_masked_batch_is_zero_and_not_nan(options: PolicyLossOptions) -> None:
-    batch = Batch()
-    batch.mask[:] = False
-    loss, gradient = batch.loss(options, change=lambda column: column * torch.nan)
-    assert loss == 0
-    assert not gradient.any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masked_tokens_cuts_order_and_empty_batches(options: PolicyLossOptions, dtype: torch.dtype) -> None:
+    columns, layout = loss_columns(dtype=dtype)
+    masked_tokens_do_not_matter(as_loss(options), columns, layout)
+    loss_is_zero_on_empty(as_loss(options), columns, layout)
+    if dtype == torch.float64:
+        check_loss(as_loss(options))
 
 
 def test_on_policy_weights_come_from_the_current_policy() -> None:

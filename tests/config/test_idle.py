@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from tandem.config.errors import ConfigError
+from tandem.config.health import Health
 from tandem.config.idle import TABLE
 from tandem.config.load import load
+from tandem.config.rules_sizes import FALLING
 
 BASE = str(Path(__file__).with_name("base.yaml"))
 KL_ON = ["loss_fn.reference_policy_kl_penalty=0.1", "reference={}"]
@@ -14,7 +16,17 @@ VALIDATE = ["data.validation={name: arithmetic, split: validation}"]
 SAVE = ["checkpointing.enabled=true"]
 RANKS = ["cluster.launch=ray", "cluster.gpus_per_node=2"]
 RATIO = ["loss_fn.ratio=token"]
+NO_CRITIC = ["ppo.adv_estimator.name=rloo", "value=null", "value_loss_fn=null"]
+CRITIC = ["ppo.adv_estimator.name=gae", "value={}", "value_loss_fn={name: mse}"]
 NO_SAVE, NO_RATIO = ["checkpointing.enabled=false"], ["loss_fn.ratio=none"]
+STALE = ["async_rl.sampler={name: weight_fifo}", "loss_fn.importance_sampling_correction={name: plain}"]
+# What a threshold needs besides health that is on.
+HEALTH_NEEDS = {
+    "reference_kl": KL_ON,
+    "groups_filtered": ["ppo.use_dynamic_sampling=true"],
+    "groups_stale": STALE,
+    "staleness_near_bound": STALE,
+}
 
 GSM8K = ["data.train={name: gsm8k, path: x.jsonl}"]
 
@@ -203,6 +215,26 @@ CASES = [
         )
         for model in ("policy", "value")
         for stage in ("first", "last")
+    ),
+    *(
+        (
+            f"logger.health.{name}={('[0, -2]' if name in FALLING else '[1, 2]') if isinstance(value, tuple) else 1}",
+            ["logger.health.enabled=false", *HEALTH_NEEDS.get(name, [])],
+            ["logger.health.enabled=true"],
+            "logger.health.enabled = false",
+        )
+        for name, value in Health()
+        if name != "enabled"
+    ),
+    *(
+        (f"logger.health.{name}", NO_CRITIC, CRITIC, "value = null")
+        for name in ("critic_lags=[0, -1]", "critic_steps=4")
+    ),
+    ("logger.health.reference_kl=[1, 2]", [], KL_ON, "reference = null"),
+    ("logger.health.groups_filtered=[0.1, 0.2]", [], ["ppo.use_dynamic_sampling=true"], "use_dynamic_sampling = false"),
+    *(
+        (f"logger.health.{name}", [], STALE, "async_rl.sampler.name = in_order")
+        for name in ("groups_stale=[0.1, 0.2]", "staleness_near_bound=0.5")
     ),
     ("value.trust_remote_code=true", [], ["value.model_name=m"], "value.model_name = null"),
     ("reference.trust_remote_code=true", KL_ON, ["reference.model_name=m"], "reference.model_name = null"),

@@ -13,10 +13,17 @@ from tandem.config.rules_data import DATA_RULES
 from tandem.config.rules_env import ENV_RULES
 from tandem.config.rules_models import MODEL_RULES
 from tandem.config.rules_sizes import SIZE_RULES
-from tests.config import backend_cases, cluster_cases, data_cases, env_cases, rule_cases
+from tests.config import backend_cases, cluster_cases, data_cases, env_cases, health_cases, rule_cases
 from tests.config.rule_cases import PPO
 
-CASES = [*rule_cases.CASES, *cluster_cases.CASES, *backend_cases.CASES, *data_cases.CASES, *env_cases.CASES]
+CASES = [
+    *rule_cases.CASES,
+    *cluster_cases.CASES,
+    *backend_cases.CASES,
+    *data_cases.CASES,
+    *env_cases.CASES,
+    *health_cases.CASES,
+]
 
 
 def spaced(overrides: str) -> list[str]:

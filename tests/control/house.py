@@ -114,6 +114,8 @@ class House:
             "clock": self,
             "sinks": [self],
             "accounts": Accounts(self.untrained.append),
+            "health": None,
+            "recorder": None,
         }
         return Controller(the_plan, **{**roles, **changes})
 

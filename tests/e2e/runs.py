@@ -41,7 +41,7 @@ class Memory:
         self.records: list[dict[str, float]] = []
 
     def write(self, step: int, record: dict[str, float]) -> None:
-        timed = ("time/", "speed/", "buffer/")
+        timed = ("time/", "speed/", "buffer/", "health/slow_")
         ends = ("_s", "/tflops", "/mfu")
         kept = {name: value for name, value in record.items() if not name.startswith(timed) and not name.endswith(ends)}
         self.records.append(kept)
