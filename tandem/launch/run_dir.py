@@ -28,6 +28,7 @@ def choose_run_dir(run_dir: str | None, name: str) -> Path:
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
     """Add one JSON line to a file of the run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
 

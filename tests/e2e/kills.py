@@ -12,7 +12,7 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.e2e.kills", "tandem.launch.session", "transformers.models.llama"])
-TIMED = ("time/", "speed/", "buffer/")
+TIMED = ("time/", "speed/", "buffer/", "health/slow_")
 
 
 def main(arguments: list[str], kill_at_flush: int | None) -> None:

@@ -132,6 +132,8 @@ async def live(world: World, parts: type[Parts], scratch: Path) -> None:
         clock=NoClock(),
         sinks=[],
         accounts=Accounts(world.account),
+        health=None,
+        recorder=None,
     )
     if world.saved:
         state = json.loads(world.saved.state)
