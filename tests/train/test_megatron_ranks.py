@@ -167,6 +167,32 @@ def moments_there(offload: str) -> list[bool]:
     return found
 
 
+def read_while_parked(precision: str, folder: str) -> tuple[bool, bool]:
+    """Whether export and snapshot of a parked model give what they give of one that is not; and leave it parked."""
+    found = []
+    for offload in ("none", "all"):
+        backend = backend_of(Case(megatron=ONE, changes=(("precision", precision), ("offload", offload))))
+        packs = packs_of([12, 31], rows([12, 31]), 64)
+        backend.forward_backward(packs, lambda output, pack: (output.column_P.sum(), {}))
+        backend.optim_step(50.0)
+        backend.park()
+        held = sum(p.untyped_storage().nbytes() for p in backend.parameters.values())
+        weights = {name: tensor.clone() for name, tensor in backend.export_weights()}
+        backend.snapshot(copy=False)(Path(folder) / f"{precision}-{offload}")
+        after = sum(p.untyped_storage().nbytes() for p in backend.parameters.values())
+        saved = {p.name: p.read_bytes() for p in (Path(folder) / f"{precision}-{offload}").iterdir()}
+        found.append((weights, saved, held, after))
+    (weights, saved, _, _), (parked, parked_saved, held, after) = found
+    same = all(torch.equal(weights[name], parked[name]) for name in weights) and saved == parked_saved
+    return same, held == after == 0
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_parked_model_is_read_where_it_is(precision: str, tmp_path: Path):
+    (found,) = on_ranks(1, read_while_parked, precision, str(tmp_path), folder=tmp_path)
+    assert found == (True, True)
+
+
 @pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
 def test_moments_and_float32_weights_stay_away_while_a_model_infers(offload: str, tmp_path: Path):
     (found,) = on_ranks(1, moments_there, offload, folder=tmp_path)

@@ -218,9 +218,8 @@ class MegatronBackend:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """In the precision of the forward pass, one whole tensor at a time: all ranks take part.
 
-        These may be the live tensors: copy before the next step.
+        These may be the live tensors: copy before the next step. Parked weights are read where they are.
         """
-        self._away.give_back()
         for name, tensor in self._whole():
             yield name, tensor.to(self._dtype)
 
@@ -228,13 +227,18 @@ class MegatronBackend:
         def dtype(row: Row) -> torch.dtype:
             return torch.float32 if row.name.startswith("value_head.") else self._dtype
 
-        yield from whole_tensors(self._rows, self._grid, self.parameters.__getitem__, dtype, self._device)
+        def local(name: str) -> Tensor:
+            return self._away.read(self.parameters[name]).to(self._device)
+
+        yield from whole_tensors(self._rows, self._grid, local, dtype, self._device)
 
     def snapshot(self, copy: bool) -> WriteFiles:
         """float32 weights by Hugging Face name and the optimizer: the torch backend's files; see train/files.py."""
-        self._away.give_back()
         optimizer = self.optimizer
-        tensors = self._whole() if optimizer is None else optimizer.whole(optimizer.master)
+        if optimizer is None:
+            tensors = self._whole()
+        else:  # in float32 the stepped weights are the model's own
+            tensors = optimizer.whole(lambda parameter: self._away.read(optimizer.master(parameter)))
         exact = ((name, tensor.float()) for name, tensor in tensors)
         writes = [keep(exact, WEIGHTS, self._grid.shard, copy=copy)]
         if optimizer is not None:
