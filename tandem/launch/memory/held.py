@@ -92,17 +92,10 @@ class Model:
 
     @property
     def away(self) -> Held:
-        """While another model computes, or the engine writes."""
+        """While another model computes, the engine writes, or its weights are read for engine or checkpoint."""
         if self.offload == "all":
             return Held()
         return self.in_use(gradient=self.gradient_waits, optimizer=self.trained and self.offload == "none")
-
-    @property
-    def exported(self) -> Held:
-        """While weights are read for the engine or a checkpoint: torch reads them where they wait."""
-        if self.is_megatron and self.offload == "all":
-            return self.in_use(gradient=False, optimizer=False)
-        return self.away
 
     @property
     def building(self) -> int:

@@ -121,7 +121,7 @@ def phases(
     if models:
         yield "start", _starting(models, common + awake)
     if engine:
-        yield "generate", sum((_read(config, model) for model in models.values()), common) + awake
+        yield "generate", beside(None) + awake
     for name, phase in (("actor", "log-probs"), ("reference", "reference"), ("critic", "values")):
         if name in models:
             yield phase, beside(name) + training + models[name].inferring
@@ -130,19 +130,10 @@ def phases(
             yield phase, beside(name) + training + models[name].updating
     if engine or "actor" in models:
         loading = engine.loading if engine else Held()
-        held = models["actor"].exported if "actor" in models else Held()
-        yield "weight sync", beside("actor") + held + loading + _on_their_way(config, actor)
+        yield "weight sync", beside(None) + loading + _on_their_way(config, actor)
     largest = [F32 * model.size.largest for model in models.values() if model.trained]
     if largest and config.checkpointing.enabled:
-        saved = sum((_read(config, model) for model in models.values()), common)
-        yield "checkpoint", saved + awake + Held(buffers=max(largest))
-
-
-def _read(config: Config, model: Model) -> Held:
-    """A model whose weights an engine or a checkpoint has read since it left: they may have come back for it."""
-    is_saved = model.trained and config.checkpointing.enabled
-    is_actor = model.trained and not model.training.value
-    return model.exported if is_saved or is_actor else model.away
+        yield "checkpoint", beside(None) + awake + Held(buffers=max(largest))
 
 
 def _starting(models: Mapping[str, Model], there: Held) -> Held:
