@@ -1,4 +1,6 @@
-"""vLLM through our engine and vLLM alone, and the time of a weight sync: `python benchmarks/vllm_gpu.py ours|alone`.
+"""vLLM through our engine and vLLM alone: `python benchmarks/vllm_gpu.py ours|alone`; with `ours --sleep` a sync, too.
+
+An engine that can sleep schedules step by step: its rates are another column.
 
 On a GPU: random weights of the shape of Qwen2-1.5B in bfloat16; prompts of 128 tokens, 256 new ones, log-probs on.
 """
@@ -64,7 +66,7 @@ async def sync_time(engine: Engine, weights: list[tuple[str, torch.Tensor]], ver
     return parts
 
 
-async def ours(model: str, settings: VllmEngine, counts: list[int], rounds: int) -> None:
+async def ours(model: str, settings: VllmEngine, counts: list[int], rounds: int, can_sleep: bool) -> None:
     from tandem.rollout.vllm.engine import vllm_engine
 
     engine = vllm_engine(
@@ -73,17 +75,22 @@ async def ours(model: str, settings: VllmEngine, counts: list[int], rounds: int)
         precision="bfloat16",
         max_total_sequence_length=PROMPT + NEW,
         trust_remote_code=False,
-        can_sleep=True,
+        can_sleep=can_sleep,
     )
     for count in counts:
         rates = [await through_ours(engine, count) for _ in range(rounds + 1)][1:]
         print(f"ours        {count:5} sequences {statistics.median(rates):9.0f} tok/s")
+    if can_sleep:
+        await show_sync(engine, model, rounds)
+    await engine.close()
+
+
+async def show_sync(engine: Engine, model: str, rounds: int) -> None:
     source = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.bfloat16).cuda()
     weights = list(source.named_parameters())
     syncs = [await sync_time(engine, weights, version) for version in range(rounds + 1)][1:]
     shown = "  ".join(f"{name} {statistics.median(sync[name] for sync in syncs):.1f}" for name in syncs[0])
     print(f"sync of {sum(t.nbytes for _, t in weights) / GIB:.2f} GiB, ms: {shown}")
-    await engine.close()
 
 
 def alone(model: str, settings: VllmEngine, counts: list[int], rounds: int) -> None:
@@ -119,6 +126,7 @@ def main() -> None:
     parser.add_argument("what", choices=["ours", "alone"], help="one a process: vLLM gives no GPU memory back")
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sleep", action="store_true", help="of ours: an engine that can, and the time of a sync")
     parsed = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/vllm_gpu.py needs a CUDA device and the package vllm: none is here")
@@ -129,7 +137,7 @@ def main() -> None:
         if parsed.what == "alone":
             alone(directory, settings, parsed.sequences, parsed.rounds)
         else:
-            asyncio.run(ours(directory, settings, parsed.sequences, parsed.rounds))
+            asyncio.run(ours(directory, settings, parsed.sequences, parsed.rounds, parsed.sleep))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from numbers import Real
 
 from tandem.config.env import PythonVerifier
@@ -13,6 +13,8 @@ from tandem.envs.user_code import in_thread, load_named
 from tandem.types import Prompt, RolloutFailed, Score
 
 UserFunction = Callable[..., object]  # of three texts, or of three lists of them
+Texts = tuple[str, str, str]  # question, answer, response
+Ask = Callable[[Texts], Awaitable[object]]
 WANTED = "a function (question, answer, response) that returns a number or {component: number}"
 WANTED_BATCHED = (
     "a function (questions, answers, responses), three lists, that returns a list with a number or {component: number}"
@@ -31,52 +33,29 @@ def load_function(target: str, *, wanted: str = WANTED) -> UserFunction:
     return function
 
 
-def build_function_verifier(config: PythonVerifier) -> FunctionVerifier | BatchedFunctionVerifier:
+def build_function_verifier(config: PythonVerifier) -> FunctionVerifier:
     """One response a call, or several where the recipe gives a batch_size."""
     if config.batch_size is None:
-        return FunctionVerifier(config.target, load_function(config.target))
+        return FunctionVerifier(config.target, one_by_one(load_function(config.target)))
     function = load_function(config.target, wanted=WANTED_BATCHED)
-    return BatchedFunctionVerifier(config.target, function, config.batch_size)
+    return FunctionVerifier(config.target, Batches(many_at_once(function), config.batch_size).ask)
 
 
-class FunctionVerifier:
-    """Asks a user's function. Whatever goes wrong in it fails the rollout and is never taken for a reward of 0."""
+def one_by_one(function: UserFunction) -> Ask:
+    """A call for each response."""
 
-    def __init__(self, target: str, function: UserFunction) -> None:
-        self._target = target
-        self._function = function
+    async def ask(row: Texts) -> object:
+        return await _call(function, *row)
 
-    async def score(self, prompt: Prompt, response: str) -> Score:
-        what = f"reward function {self._target} on prompt {prompt.id!r}"
+    return ask
+
+
+def many_at_once(function: UserFunction) -> Callable[[Sequence[Texts]], Awaitable[Sequence[object]]]:
+    """A call for several responses. What comes back is one result each, or an error."""
+
+    async def ask(rows: Sequence[Texts]) -> Sequence[object]:
         try:
-            result = await _call(self._function, prompt.question, prompt.answer, response)
-        except (Exception, SystemExit) as error:
-            raise RolloutFailed(f"{what} raised {type(error).__name__}: {error}") from error
-        return _score(result, what)
-
-    async def close(self) -> None:
-        """It holds nothing."""
-
-
-class BatchedFunctionVerifier:
-    """Asks a user's function for several responses at a time, one call after the other."""
-
-    def __init__(self, target: str, function: UserFunction, batch_size: int) -> None:
-        self._target = target
-        self._function = function
-        self._batches: Batches[tuple[str, str, str], object] = Batches(self._ask, batch_size)
-
-    async def score(self, prompt: Prompt, response: str) -> Score:
-        what = f"reward function {self._target} on prompt {prompt.id!r}"
-        try:
-            result = await self._batches.ask((prompt.question, prompt.answer, response))
-        except (Exception, SystemExit) as error:
-            raise RolloutFailed(f"{what} raised {type(error).__name__}: {error}") from error
-        return _score(result, what)
-
-    async def _ask(self, rows: Sequence[tuple[str, str, str]]) -> Sequence[object]:
-        try:
-            results = await _call(self._function, *(list(column) for column in zip(*rows, strict=True)))
+            results = await _call(function, *(list(column) for column in zip(*rows, strict=True)))
         except SystemExit as error:
             raise RuntimeError(f"SystemExit: {error}") from error  # to be told to each of the batch
         if isinstance(results, str | Mapping) or not isinstance(results, Iterable):
@@ -84,6 +63,25 @@ class BatchedFunctionVerifier:
         if len(listed := list(results)) != len(rows):
             raise ValueError(f"returned {len(listed)} results for {len(rows)} responses; wanted: {WANTED_BATCHED}")
         return listed
+
+    return ask
+
+
+class FunctionVerifier:
+    """Asks a user's function. Whatever goes wrong in it fails the rollout and is never taken for a reward of 0."""
+
+    def __init__(self, target: str, ask: Ask) -> None:
+        """`ask` gives the function's result for one response; `target` is its name in messages."""
+        self._target = target
+        self._ask = ask
+
+    async def score(self, prompt: Prompt, response: str) -> Score:
+        what = f"reward function {self._target} on prompt {prompt.id!r}"
+        try:
+            result = await self._ask((prompt.question, prompt.answer, response))
+        except (Exception, SystemExit) as error:
+            raise RolloutFailed(f"{what} raised {type(error).__name__}: {error}") from error
+        return _score(result, what)
 
     async def close(self) -> None:
         """It holds nothing."""

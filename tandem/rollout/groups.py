@@ -50,6 +50,7 @@ class GroupRollOut:
         self._need_spread = need_spread
         self._traced = traced
         self._engines: dict[tuple[int, int], int] = {}  # (prompt, sample) -> who wrote its last turn
+        self._parts: tuple[str, ...] | None = None  # of a reward, as the first sample has them
 
     async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None:
         """The finished group, or None when it gives no learning signal. Raises RolloutFailed when a sample fails.
@@ -88,7 +89,20 @@ class GroupRollOut:
             failure = first_of(errors)
             assert isinstance(failure, RolloutFailed), "the other kind"
             raise RolloutFailed(f"prompt {prompt.id!r}: {failure}", failure.kind) from errors
-        return [task.result() for task in tasks]
+        samples = [task.result() for task in tasks]
+        for sample in samples:
+            self._check_parts(prompt, sample)
+        return samples
+
+    def _check_parts(self, prompt: Prompt, sample: Sample) -> None:
+        """RolloutFailed where a reward has other parts than those before it: they are columns and metrics by name."""
+        parts = tuple(sorted(sample.score.components))
+        self._parts = parts if self._parts is None else self._parts
+        if parts != self._parts:
+            raise RolloutFailed(
+                f"prompt {prompt.id!r}: a reward has {shown(parts)}, those before it {shown(self._parts)}: give every "
+                "response the same parts, 0 where one has no say"
+            )
 
     def _writer(self, index: int, number: int, attempt: int) -> Write:
         turn = 0
@@ -117,6 +131,11 @@ def first_of(errors: BaseExceptionGroup[E]) -> E:
     """The first error inside a group of them."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def shown(parts: Sequence[str]) -> str:
+    """Names for a message."""
+    return ", ".join(map(repr, parts)) or "no parts"
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:

@@ -26,15 +26,16 @@ class StopStrings:
         strings = row.sampling.stop_strings
         begin, row.looked = row.looked, len(row.tokens)
         for count in range(begin + 1, len(row.tokens) + 1):
-            if any(self._ends(row.tokens[:count], string) for string in strings):
+            if any(self._ends(row.tokens, count, string) for string in strings):
                 return count
         return None
 
-    def _ends(self, tokens: Sequence[int], string: str) -> bool:
+    def _ends(self, tokens: Sequence[int], count: int, string: str) -> bool:
+        """Whether the last of the first `count` tokens completes the string."""
         enders = self._tokens_with(string[-1])
-        if enders is not None and tokens[-1] not in enders:
+        if enders is not None and tokens[count - 1] not in enders:
             return False
-        return string in self._decode(tokens[-(len(string.encode()) + MARGIN) :])
+        return string in self._decode(tokens[max(0, count - len(string.encode()) - MARGIN) : count])
 
     def _tokens_with(self, character: str) -> frozenset[int] | None:
         """The ids that may complete a string with this last character: few, so that few texts are read. None: any.

@@ -6,7 +6,8 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from tandem.envs.function_verifier import FunctionVerifier, UserFunction
+from tandem.envs.batching import Batches
+from tandem.envs.function_verifier import FunctionVerifier, UserFunction, many_at_once, one_by_one
 from tandem.roles import Verifier
 from tandem.testing.tensors import disturb
 from tandem.types import Prompt, RolloutFailed, Score
@@ -14,9 +15,14 @@ from tandem.types import Prompt, RolloutFailed, Score
 Example = tuple[str, str, str]  # question, answer, response
 
 
-def check_reward(function: UserFunction, examples: Sequence[Example]) -> list[Score]:
-    """Check a function as a run calls it. Returns the scores of the examples. See `check_verifier`."""
-    return check_verifier(FunctionVerifier("the function", function), examples)
+def check_reward(function: UserFunction, examples: Sequence[Example], *, batch_size: int | None = None) -> list[Score]:
+    """Check a function as a run calls it. Returns the scores of the examples. See `check_verifier`.
+
+    `batch_size` is `env.verifier.batch_size`: with it, the function takes three lists and gives a list.
+    """
+    if batch_size is None:
+        return check_verifier(FunctionVerifier("the function", one_by_one(function)), examples)
+    return check_verifier(FunctionVerifier("the function", Batches(many_at_once(function), batch_size).ask), examples)
 
 
 def check_verifier(verifier: Verifier, examples: Sequence[Example]) -> list[Score]:

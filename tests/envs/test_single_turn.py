@@ -87,10 +87,10 @@ def test_closing_the_environment_closes_its_verifier():
 
 
 def test_a_reward_function_that_hangs_holds_up_neither_the_run_nor_its_end(tmp_path, monkeypatch):
-    from tandem.envs.function_verifier import FunctionVerifier
+    from tandem.envs.function_verifier import FunctionVerifier, one_by_one
 
     gate = threading.Event()
-    verifier = FunctionVerifier("mine:hangs", lambda question, answer, response: gate.wait())
+    verifier = FunctionVerifier("mine:hangs", one_by_one(lambda question, answer, response: gate.wait()))
     with pytest.raises(RolloutFailed, match="score_timeout_s"):
         play(verifier=verifier, timeout_s=0.01)
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "score")

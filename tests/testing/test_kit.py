@@ -162,6 +162,26 @@ def test_a_wrong_reward_is_found(function: Callable[[str, str, str], object], co
         check_reward(function, EXAMPLES)
 
 
+def test_a_function_of_several_responses_is_called_with_lists():
+    calls: list[int] = []
+
+    def score(questions: list[str], answers: list[str], responses: list[str]) -> list[float]:
+        calls.append(len(questions))
+        return [float(answer in response) for answer, response in zip(answers, responses, strict=True)]
+
+    scores = check_reward(score, [*EXAMPLES, *EXAMPLES], batch_size=2)
+    assert [score.reward for score in scores] == [1.0, 0.0, 1.0, 0.0]
+    assert max(calls) == 2
+
+
+def test_a_reward_that_looks_at_its_batch_is_found():
+    def score(questions: list[str], answers: list[str], responses: list[str]) -> list[float]:
+        return [float(len(response) - max(len(other) for other in responses)) for response in responses]
+
+    with pytest.raises(AssertionError, match="beside others"):
+        check_reward(score, [("2 + 2", "4", "4"), ("2 + 2", "4", "It is 4."), ("2 + 2", "4", "Four")], batch_size=2)
+
+
 def test_no_examples_are_refused():
     with pytest.raises(ValueError, match="no examples"):
         check_reward(lambda question, answer, response: 0.0, [])

@@ -63,7 +63,8 @@ def engine_args(
         enable_sleep_mode=can_sleep,  # its memory comes from an allocator that can give it back
         skip_tokenizer_init=True,  # token ids in, token ids out
         logprobs_mode="processed_logprobs",  # of the law that is sampled; the default ignores the temperature
-        async_scheduling=vllm_device() == "cuda",  # schedule a step while the one before computes
+        # A step is scheduled while the one before computes. With sleep that has not been run on a GPU yet.
+        async_scheduling=vllm_device() == "cuda" and not can_sleep,
         disable_log_stats=True,
         use_tqdm_on_load=False,
         seed=0,  # every request has its own
