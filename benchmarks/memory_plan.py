@@ -195,8 +195,7 @@ def measure(row: Row, device: str) -> dict[str, int]:
     for backend, objective in built.values():
         infer(backend, packs)
         update(backend, objective, packs)
-        if len(built) > 1:
-            backend.park()
+        backend.park()  # as when its turn is over
     backend, objective = built[row.model]
     found = {}
     works = {"infer": lambda: infer(backend, packs), "update": lambda: twice(backend, objective, packs)}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -25,12 +22,15 @@ COLUMNS = {name: column for name, column in rows(LENGTHS).items() if name in ("t
 # a CPU with either backend: so far apart may two ways to round be.
 NEAR = {"float32": 1e-4, "bfloat16": 0.1}
 SIZES: dict[str, dict[str, object]] = {
+    "alone": {},
     "data": {},
     "tensor": {"tensor_model_parallel_size": 2},
     "sequence": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "pipeline": {"pipeline_model_parallel_size": 2},
     "context": {"context_parallel_size": 2},
 }
+KINDS = ("actor", "critic")
+Learned = dict[tuple[str, str], tuple[dict[int, torch.Tensor], list[float]]]  # of a kind and precision: see `learned`
 
 
 def built(kind: str, precision: str, backend: dict[str, object], **changes: object) -> Backend:
@@ -66,32 +66,37 @@ def learned(kind: str, precision: str, backend: dict[str, object]) -> tuple[dict
     return found, norms
 
 
-def assert_near(
-    parts: Sequence[tuple[dict[int, torch.Tensor], list[float]]],
-    wanted: tuple[dict[int, torch.Tensor], list[float]],
-    near: float,
-) -> None:
-    found = {key: row for rows_of_rank, _ in parts for key, row in rows_of_rank.items()}
-    assert found.keys() == wanted[0].keys()
-    errors = torch.stack([(found[key] - row).abs().mean() for key, row in wanted[0].items()])
+def learned_all(backend: dict[str, object]) -> Learned:
+    """All models in one process: to start one, and to compile for it, is what takes long."""
+    return {(kind, precision): learned(kind, precision, backend) for kind in KINDS for precision in NEAR}
+
+
+@pytest.fixture(scope="module")
+def wanted() -> Learned:
+    return learned_all({"name": "torch"})
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Learned]:
+    """What each rank of a layout learned."""
+    layout: str = request.param
+    ranks = 1 if layout == "alone" else 2
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    backend = {"name": "megatron", **SIZES[layout]}
+    return on_ranks(ranks, learned_all, backend, folder=tmp_path_factory.mktemp(layout), timeout_s=300, backend="nccl")
+
+
+@pytest.mark.parametrize("precision", NEAR)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layout_is_near_the_torch_backend_on_one_gpu(
+    kind: str, precision: str, found: list[Learned], wanted: Learned
+):
+    near = NEAR[precision]
+    rows_there = {key: row for of_rank in found for key, row in of_rank[kind, precision][0].items()}
+    rows_here, norms_here = wanted[kind, precision]
+    assert rows_there.keys() == rows_here.keys()
+    errors = torch.stack([(rows_there[key] - row).abs().mean() for key, row in rows_here.items()])
     assert errors.max() < near  # a NaN is the largest
-    for _, norms in parts:
-        assert norms == pytest.approx(wanted[1], rel=near)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["actor", "critic"])
-def test_one_gpu_is_near_the_torch_backend(kind: str, precision: str, tmp_path: Path):
-    wanted = learned(kind, precision, {"name": "torch"})
-    parts = on_ranks(1, learned, kind, precision, {"name": "megatron"}, folder=tmp_path, backend="nccl")
-    assert_near(parts, wanted, NEAR[precision])
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["actor", "critic"])
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_two_gpus_are_near_the_torch_backend_on_one(kind: str, precision: str, sizes: dict, tmp_path: Path):
-    wanted = learned(kind, precision, {"name": "torch"})
-    parts = on_ranks(2, learned, kind, precision, {"name": "megatron", **sizes}, folder=tmp_path, backend="nccl")
-    assert_near(parts, wanted, NEAR[precision])
+    for of_rank in found:
+        assert of_rank[kind, precision][1] == pytest.approx(norms_here, rel=near)
