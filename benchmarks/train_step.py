@@ -97,7 +97,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds of a step (median) and the peak of memory in GiB while it ran, None where it did not run."""
+    """Seconds of a step (median) and the peak of memory in GiB while it ran, of the fullest rank."""
 
     seconds: float
     peak: float
@@ -151,8 +151,10 @@ def measure(work: Callable[[], None], job: Job) -> Figures:
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
-    return Figures(statistics.median(seconds[job.warmup :]), peak, seconds[0])
+    peak = torch.tensor(torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0, device=job.device)
+    if dist.is_initialized():  # stages of a pipeline hold different parts
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return Figures(statistics.median(seconds[job.warmup :]), peak.item(), seconds[0])
 
 
 def plain_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, None]:
