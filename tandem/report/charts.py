@@ -32,6 +32,7 @@ STYLE = {
     "svg.hashsalt": "tandem",
     "text.parse_math": False,
     "axes.formatter.use_mathtext": False,
+    "axes.formatter.useoffset": False,  # 1.0000002, not 2 and somewhere else "1e-7+1"
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.linewidth": 0.6,
@@ -89,7 +90,7 @@ def histogram(sets: Sequence[tuple[int, Sequence[float]]], *, x_label: str, bins
         axes.hist(values, bins=edges, weights=shares, color=PALETTE[color % SERIES], alpha=0.25)
         axes.hist(values, bins=edges, weights=shares, color=PALETTE[color % SERIES], histtype="step", linewidth=1.2)
     if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axes.set_xticks(range(int(low), int(high) + 1, 1 + int(high - low) // 12))
     axes.set_xlabel(x_label)
     axes.set_ylabel("share")
     return svg(figure)
