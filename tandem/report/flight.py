@@ -32,13 +32,12 @@ class Sample:
 
 @dataclass
 class Flight:
-    """What was read of a run's records. Values and returns are of the tokens that the critic learned from."""
+    """What was read of a run's records. `learned`: values and returns of the tokens that the critic learned from."""
 
     steps: list[int] = field(default_factory=list)
     lengths: dict[int, list[float]] = field(default_factory=dict)  # step -> tokens the policy wrote, by sample
     staleness: dict[int, list[float]] = field(default_factory=dict)  # step -> versions behind, by token
-    values: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    learned: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -83,11 +82,13 @@ def read_step_into(flight: Flight, run: Run, place: Path) -> None:
     flight.lengths[record.step] = [float(mask.sum()) for mask in masks.values()]
     behind = [record.version - cell["versions"][masks[key]] for key, cell in brief.items()]
     flight.staleness[record.step] = [float(value) for value in np.concatenate(behind)]
-    for cell in brief.values():
-        if {"values", "returns", "value_weights"} <= cell.keys():
-            learned = cell["value_weights"] > 0
-            flight.values = np.concatenate([flight.values, cell["values"][learned]])
-            flight.returns = np.concatenate([flight.returns, cell["returns"][learned]])
+    of_critic = [cell for cell in brief.values() if {"values", "returns", "value_weights"} <= cell.keys()]
+    if of_critic:
+        values, returns = (
+            np.concatenate([cell[name][cell["value_weights"] > 0] for cell in of_critic]).astype(np.float64)
+            for name in ("values", "returns")
+        )
+        flight.learned[record.step] = values, returns
     reasons, prompts = chosen(brief), dict(keys)
     flight.samples += [
         Sample(run.name, record.step, prompts[key], reasons[key], float(brief[key]["reward"]), row)

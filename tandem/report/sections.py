@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
 
 import yaml
 
@@ -13,6 +15,7 @@ from tandem.report.html import charts as grid
 from tandem.report.html import escape, figure, folded, legend, paragraph, section, short, table
 from tandem.report.run import Run, differences, number
 
+T = TypeVar("T")
 Charts = Mapping[str, Sequence[str]]  # title -> patterns of metrics
 CURVES: Charts = {
     "Validation accuracy": ("val/accuracy", "val/*/accuracy", "val/*pass@*", "val/*mean@*"),
@@ -91,7 +94,7 @@ def curves_section(name: str, title: str, runs: Sequence[Run], chosen: Charts, *
 
 def overview(runs: Sequence[Run]) -> str:
     """First and last of the figures that matter, and what could not be read."""
-    head = ("run", "steps", "validation accuracy", "reward", "explained variance", "tokens/s", "hours", "verdicts")
+    head = ("run", "steps", "validation accuracy", "reward", "explained variance", "tokens/s", "training", "verdicts")
     rows = []
     for run in runs:
         seconds, said = run.series("time/step_s")[1], Counter(str(v.get("severity")) for v in begun(run))
@@ -101,7 +104,7 @@ def overview(runs: Sequence[Run]) -> str:
                 len(seconds),
                 *(arrow(run, name) for name in ("val/accuracy", "rollout/reward", "critic/explained_variance")),
                 arrow(run, "speed/tokens_per_s"),
-                sum(seconds) / 3600,
+                timedelta(seconds=round(sum(seconds))),
                 ", ".join(f"{count} {what}" for what, count in sorted(said.items())) or "none",
             )
         )
@@ -124,11 +127,11 @@ def begun(run: Run) -> list[Mapping[str, object]]:
 def critic(runs: Sequence[Run], flights: Sequence[Flight]) -> str:
     """Explained variance, and how values meet returns."""
     lines = []
-    for color, (run, flight) in enumerate(zip(runs, flights, strict=True)):
-        if len(flight.values):
-            explained = explained_variance(flight.values, flight.returns)
-            label = f"{run.name}, steps {', '.join(map(str, flight.steps))}: explained variance {short(explained)}"
-            lines.append(charts.Line(label, *calibration(flight.values, flight.returns), color))
+    for label, color, (values, returns) in by_step(runs, [flight.learned for flight in flights]):
+        if len(values):
+            explained = short(explained_variance(values, returns))
+            label = f"{label}: explained variance {explained}"
+            lines.append(charts.Line(label, *calibration(values, returns), color))
     more = []
     if lines:
         drawing = charts.lines(lines, x_label="mean value, by tenths", diagonal=True)
@@ -141,18 +144,23 @@ def critic(runs: Sequence[Run], flights: Sequence[Flight]) -> str:
 def distribution(
     title: str, runs: Sequence[Run], of_flights: Sequence[Mapping[int, list[float]]], x_label: str
 ) -> list[str]:
-    """Histograms of recorded steps: one run's first and last, or the last of several runs."""
-    if len(runs) == 1:
-        steps = list(of_flights[0])
-        sets = [(f"step {step}", place, of_flights[0][step]) for place, step in enumerate(steps)]
-    else:
-        ends = [(run, list(found)[-1], found) for run, found in zip(runs, of_flights, strict=True) if found]
-        sets = [(f"{run.name}, step {step}", runs.index(run), found[step]) for run, step, found in ends]
-    sets = [(label, color, values) for label, color, values in sets if values]
+    """Histograms of recorded steps."""
+    sets = [(label, color, values) for label, color, values in by_step(runs, of_flights) if values]
     if not sets:
         return []
     drawing = charts.histogram([(color, values) for _, color, values in sets], x_label=x_label)
     return [figure(title, drawing, legend((label, color, 0) for label, color, _ in sets))]
+
+
+def by_step(runs: Sequence[Run], found: Sequence[Mapping[int, T]]) -> list[tuple[str, int, T]]:
+    """Label, colour and what was found: each recorded step of one run, or the last one of each of several runs."""
+    if len(runs) == 1:
+        return [(f"step {step}", color, what) for color, (step, what) in enumerate(found[0].items())]
+    return [
+        (f"{run.name}, step {max(of_run)}", color, of_run[max(of_run)])
+        for color, (run, of_run) in enumerate(zip(runs, found, strict=True))
+        if of_run
+    ]
 
 
 def samples(runs: Sequence[Run], most: int = 12) -> str:

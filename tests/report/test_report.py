@@ -46,7 +46,7 @@ def all_of(page: str, tag: str) -> list[dict[str, str | None]]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps with flight records, and beside them what a run says of answers, verdicts and prompts: hostile words."""
+    """Two steps with flight records, and hostile words where a run keeps answers, verdicts and untrained prompts."""
     run_dir = tmp_path_factory.mktemp("report") / "run"
     config = short_config(*CHANGES)
     run(config, run_dir)
@@ -97,6 +97,8 @@ def test_every_section_is_there_and_filled(page: str):
     assert "data_failure" in sections["drops"]
     assert "metrics.jsonl: 1 torn line left out" in sections["overview"]
     assert "0.25 → 0.5" in sections["overview"]
+    assert "0:00:02" in sections["overview"]  # 2.5 s, to the even second
+    assert "step 2: explained variance" in sections["critic"]
 
 
 def test_hostile_text_is_text(page: str):
@@ -181,7 +183,7 @@ def test_without_a_tokenizer_tokens_are_ids(trained: Path, tmp_path: Path):
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="neither config.yaml nor metrics.jsonl"):
+    with pytest.raises(ValueError, match="neither config"):
         read_run(tmp_path, "x")
     with pytest.raises(ValueError, match="is no directory"):
         make_page([tmp_path / "none"], hostile_decoder)
