@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 try:
     import matplotlib
     from matplotlib.axes import Axes
@@ -77,16 +79,16 @@ def lines(curves: Sequence[Line], *, x_label: str = "step", diagonal: bool = Fal
     return svg(figure)
 
 
-def histogram(sets: Sequence[tuple[int, Sequence[float]]], *, x_label: str, bins: int = 24) -> str:
+def histogram(sets: Sequence[tuple[int, np.ndarray]], *, x_label: str, bins: int = 24) -> str:
     """Shares of each set (colour, values) in common bins; whole numbers of a small range get a bin each."""
     figure, axes = canvas()
-    everything = [value for _, values in sets for value in values]
-    low, high = min(everything), max(everything)
-    whole = high - low < bins and all(value == int(value) for value in everything)
+    everything = np.concatenate([values for _, values in sets])
+    low, high = float(everything.min()), float(everything.max())
+    whole = high - low < bins and bool((everything == np.floor(everything)).all())
     width = 1.0 if whole else (high - low) / bins or 1.0
     edges = [low - 0.5 * whole + width * number for number in range(int(high - low) + 2 if whole else bins + 1)]
     for color, values in sets:
-        shares = [1 / len(values)] * len(values)
+        shares = np.full(len(values), 1 / len(values))
         axes.hist(values, bins=edges, weights=shares, color=PALETTE[color % SERIES], alpha=0.25)
         axes.hist(values, bins=edges, weights=shares, color=PALETTE[color % SERIES], histtype="step", linewidth=1.2)
     if whole:

@@ -35,8 +35,8 @@ class Flight:
     """What was read of a run's records. `learned`: values and returns of the tokens that the critic learned from."""
 
     steps: list[int] = field(default_factory=list)
-    lengths: dict[int, list[float]] = field(default_factory=dict)  # step -> tokens the policy wrote, by sample
-    staleness: dict[int, list[float]] = field(default_factory=dict)  # step -> versions behind, by token
+    lengths: dict[int, np.ndarray] = field(default_factory=dict)  # step -> tokens the policy wrote, by sample
+    staleness: dict[int, np.ndarray] = field(default_factory=dict)  # step -> versions behind, by token
     learned: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
 
@@ -79,9 +79,9 @@ def read_step_into(flight: Flight, run: Run, place: Path) -> None:
         rows = {key: cells(key) for key in chosen(brief)}
     masks = {key: cell["mask"].astype(bool) for key, cell in brief.items()}
     flight.steps.append(record.step)
-    flight.lengths[record.step] = [float(mask.sum()) for mask in masks.values()]
+    flight.lengths[record.step] = np.array([mask.sum() for mask in masks.values()])
     behind = [record.version - cell["versions"][masks[key]] for key, cell in brief.items()]
-    flight.staleness[record.step] = [float(value) for value in np.concatenate(behind)]
+    flight.staleness[record.step] = np.concatenate(behind)
     of_critic = [cell for cell in brief.values() if {"values", "returns", "value_weights"} <= cell.keys()]
     if of_critic:
         values, returns = (

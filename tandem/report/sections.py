@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
+import numpy as np
 import yaml
 
 from tandem.report import charts
@@ -142,10 +143,10 @@ def critic(runs: Sequence[Run], flights: Sequence[Flight]) -> str:
 
 
 def distribution(
-    title: str, runs: Sequence[Run], of_flights: Sequence[Mapping[int, list[float]]], x_label: str
+    title: str, runs: Sequence[Run], of_flights: Sequence[Mapping[int, np.ndarray]], x_label: str
 ) -> list[str]:
     """Histograms of recorded steps."""
-    sets = [(label, color, values) for label, color, values in by_step(runs, of_flights) if values]
+    sets = [(label, color, values) for label, color, values in by_step(runs, of_flights) if len(values)]
     if not sets:
         return []
     drawing = charts.histogram([(color, values) for _, color, values in sets], x_label=x_label)

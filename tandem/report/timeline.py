@@ -11,7 +11,7 @@ from tandem.report.run import Record, Run, number
 
 STEP = "control/learn"  # the span that training has once a step
 WINDOW = 3  # steps that are drawn large
-PIXELS = 1500  # of a row: shorter gaps are not drawn
+PIXELS = 1000  # of a row: shorter gaps are not drawn
 BUFFER = "buffer/ready_groups"
 
 

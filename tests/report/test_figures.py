@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 
 import numpy as np
 import pytest
@@ -43,6 +45,21 @@ def test_hostile_names_are_text_in_a_chart(name: str):
     drawing = charts.bars([name], [[1.0]], x_label="s")
     assert escape(name).replace("&quot;", '"') in drawing
     assert "<img" not in drawing
+
+
+def test_a_histogram_of_whole_numbers_has_a_bin_for_each():
+    drawing = charts.histogram([(0, np.array([0, 1, 1, 3]))], x_label="versions")
+    assert [f">{number}<" in drawing for number in (0, 1, 2, 3)] == [True] * 4
+    alone = charts.histogram([(0, np.array([2, 2]))], x_label="versions")
+    assert ">2<" in alone
+    assert ">2.0<" not in alone
+    charts.histogram([(0, np.array([0.5, 0.25])), (1, np.array([0.75]))], x_label="share")
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r"pip install 'tandem-rl\[report\]'"):
+        runpy.run_path(str(charts.__file__))
 
 
 def test_calibration_is_the_mean_of_equal_shares():
