@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.flight_recorder import FlightRecorder
 from tandem.control.health_watch import HealthWatch
 from tandem.control.plan import Plan
-from tandem.control.producer import Producer
+from tandem.control.producer import Clock, Producer
 from tandem.control.steps import rollout_metrics, staleness_metrics
 from tandem.control.watchdog import now
 from tandem.metrics.reduce import flatten
@@ -28,14 +28,6 @@ log = logging.getLogger(__name__)
 
 # Validates after a step, and calls what it is given whenever it has come further: a long validation is no stall.
 Evaluate = Callable[[int, Callable[[], None]], Awaitable[Metrics]]
-
-
-class Clock(Protocol):
-    """Measures named spans; gives their sums once a step."""
-
-    def span(self, name: str) -> AbstractContextManager[None]: ...
-
-    def drain(self) -> Metrics: ...
 
 
 class Controller:
@@ -75,6 +67,7 @@ class Controller:
             buffer=buffer,
             plane=plane,
             accounts=accounts,
+            clock=clock,
             on_death=self._end_without_engines,
         )
         self._sync = sync
