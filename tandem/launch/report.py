@@ -21,6 +21,8 @@ def report(runs: Sequence[str], out: Path | None) -> None:
     paths = [Path(run).expanduser() for run in runs]
     page = make_page(paths, decoder_of)
     file = out or (paths[0] / NAME if len(paths) == 1 else Path(NAME))
+    if file.is_dir():
+        raise ValueError(f"{file} is a directory; give the file to write with --out FILE")
     partial = file.with_name(file.name + ".partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

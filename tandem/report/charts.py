@@ -71,6 +71,8 @@ def lines(curves: Sequence[Line], *, x_label: str = "step", diagonal: bool = Fal
         few = "o" if len(x) <= 40 else None
         style = {"color": PALETTE[curve.color % SERIES], "linestyle": DASHES[curve.dash % len(DASHES)]}
         axes.plot(x, y, marker=few, markersize=2.5, **style)
+    if not any(any(curve.y) for curve in curves):
+        axes.set_ylim(-0.05, 1)  # nothing but zeros: no axis of negative counts and shares
     if diagonal:
         axes.axline((0, 0), slope=1, color=INK, linewidth=0.7, linestyle=":")
     if x_label == "step":
@@ -108,24 +110,14 @@ def bars(names: Sequence[str], values: Sequence[Sequence[float]], *, x_label: st
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlabel(x_label)
     return svg(figure)
 
 
-def timeline(rows: Sequence[str], blocks: Sequence[Block], curve: Line | None, *, window: tuple[float, float]) -> str:
-    """Blocks of time, row by row; below them, if there is one, a curve over the same time."""
-    high = 0.5 + 0.24 * len(rows)
-    figure, axes = canvas(wide=11.0, high=high + (1.0 if curve else 0.0))
-    if curve:
-        axes.remove()
-        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[high, 1.0])
-        dress(axes)
-        dress(below)
-        below.step(curve.x, curve.y, where="post", color=PALETTE[curve.color % SERIES], linewidth=1)
-        below.set_ylabel(curve.label)
-        below.set_xlabel("seconds")
-    else:
-        axes.set_xlabel("seconds")
+def timeline(rows: Sequence[str], blocks: Sequence[Block], *, window: tuple[float, float]) -> str:
+    """Blocks of time, row by row."""
+    figure, axes = canvas(wide=11.0, high=0.5 + 0.24 * len(rows))
     for color in sorted({block.color for block in blocks}):
         for row in range(len(rows)):
             pieces = [(b.start, b.end - b.start) for b in blocks if b.color == color and b.row == row]
@@ -135,6 +127,7 @@ def timeline(rows: Sequence[str], blocks: Sequence[Block], curve: Line | None, *
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(*window)
     axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds")
     return svg(figure)
 
 

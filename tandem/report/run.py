@@ -60,9 +60,12 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 def read_run(path: Path, name: str) -> Run:
     """One run directory. ValueError when it is none."""
     if not path.is_dir():
-        raise ValueError(f"{path} is no directory; give a run directory")
+        what = "is a file" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {what}; give the directory of a run")
     if not any((path / known).exists() for known in (CONFIG, METRICS)):
-        raise ValueError(f"{path} is no run directory: it has neither {CONFIG} nor {METRICS}; give the folder of a run")
+        raise ValueError(
+            f"{path} is no run directory: it has neither {CONFIG} nor {METRICS}; give the directory of a run"
+        )
     notes: list[str] = []
     return Run(
         name=name,
@@ -127,6 +130,16 @@ def read_answers(directory: Path, notes: list[str]) -> list[tuple[str, list[Reco
     if not files:
         notes.append(f"no {VALIDATION}/ (data.validation and ppo.val_period make answers)")
     return [(file.stem, read_lines(file, notes)) for file in ([files[0], files[-1]] if len(files) > 1 else files)]
+
+
+def paired(before: Sequence[Record], after: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """The first answer to each prompt of one validation, and of another: by set ("" where it is alone) and prompt."""
+
+    def first(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
+        return {(str(r.get("set", "")), str(r.get("id"))): r for r in records if not r.get("sample")}
+
+    then, now = first(before), first(after)
+    return [(then[prompt], now[prompt]) for prompt in then if prompt in now]
 
 
 def flat(config: Record, prefix: str = "") -> dict[str, str]:

@@ -14,7 +14,7 @@ from tandem.report import charts
 from tandem.report.flight import Flight, calibration, explained_variance
 from tandem.report.html import charts as grid
 from tandem.report.html import escape, figure, folded, legend, paragraph, section, short, table
-from tandem.report.run import Run, differences, number
+from tandem.report.run import Run, differences, number, paired
 
 T = TypeVar("T")
 Charts = Mapping[str, Sequence[str]]  # title -> patterns of metrics
@@ -43,7 +43,10 @@ CRITIC: Charts = {
     "Loss of the critic": ("critic/loss",),
     "Clipped values, share": ("critic/clip_fraction",),
 }
-STALENESS: Charts = {"Versions behind": ("staleness/mean", "staleness/max")}
+STALENESS: Charts = {
+    "Versions behind": ("staleness/mean", "staleness/max"),
+    "Groups that were ready when a step ended": ("buffer/ready_groups",),
+}
 LENGTHS: Charts = {
     "Tokens of a response": ("rollout/length", "rollout/length_max", "val/length"),
     "Truncated, share": ("rollout/truncated", "val/truncated"),
@@ -172,28 +175,22 @@ def samples(runs: Sequence[Run], most: int = 12) -> str:
             parts.append(paragraph(f"{run.name}: before and after need two validations, there are {len(run.answers)}."))
             continue
         (first, before), (last, after) = run.answers
-        then = {key(record): record for record in before if not record.get("sample")}
-        now = {key(record): record for record in after if not record.get("sample")}
-        both = [name for name in then if name in now]
-        both.sort(key=lambda name: -abs((reward(now[name]) or 0) - (reward(then[name]) or 0)))  # stable
+        both = paired(before, after)
+        both.sort(key=lambda pair: -abs((reward(pair[1]) or 0) - (reward(pair[0]) or 0)))  # stable
         rows = [
             (
-                then[name].get("question"),
-                then[name].get("response"),
-                reward(then[name]),
-                now[name].get("response"),
-                reward(now[name]),
-                then[name].get("answer"),
+                then.get("question"),
+                then.get("response"),
+                reward(then),
+                now.get("response"),
+                reward(now),
+                then.get("answer"),
             )
-            for name in both[:most]
+            for then, now in both[:most]
         ]
         head = ("question", f"before ({first})", "reward", f"after ({last})", "reward", "wanted")
         parts.append((f"<h3>{escape(run.name)}</h3>" if len(runs) > 1 else "") + table(head, rows, text=(0, 1, 3, 5)))
     return section("samples", "Samples before and after", *parts)
-
-
-def key(record: Mapping[str, object]) -> tuple[str, str]:
-    return str(record.get("set", "")), str(record.get("id"))
 
 
 def reward(record: Mapping[str, object]) -> float | None:
@@ -235,7 +232,8 @@ def drops(runs: Sequence[Run], most: int = 20) -> str:
     ]
     tables = [*map(paragraph, counts), table(("run", "index", "prompt", "why", "cause"), rows, text=(4,))]
     figures = curves_of(runs, DROPS)
-    told = tables if rows else [paragraph("Every prompt that was started was trained on.")]
+    again = "" if any(run.matching(("rollout/retries",)) for run in runs) else " None was tried again."
+    told = tables if rows else [paragraph(f"No prompt was left untrained.{again}")]
     return section("drops", "Drops and retries", grid(figures), *told)
 
 
@@ -251,8 +249,16 @@ def verdicts(runs: Sequence[Run]) -> str:
         for run in runs
         for said in run.verdicts
     ]
-    none = "No step was judged worth a word (health.jsonl is not there, or empty)."
-    return section("verdicts", "Verdicts", table(head, rows, text=(5,)) if rows else paragraph(none))
+    quiet = [paragraph(silence(run)) for run in runs if not run.verdicts]
+    return section("verdicts", "Verdicts", *([table(head, rows, text=(5,))] if rows else []), *quiet)
+
+
+def silence(run: Run) -> str:
+    """Why there is no verdict: nothing to say, or nobody who watched."""
+    judged = {len(run.series(name)[1]) for name in run.matching(("health/*",))}
+    if not judged:
+        return f"{run.name}: no step was judged (health.enabled=true watches a run)."
+    return f"{run.name}: {max(judged)} steps were judged, and none was worth a word."
 
 
 def config(runs: Sequence[Run]) -> str:

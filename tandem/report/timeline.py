@@ -12,7 +12,6 @@ from tandem.report.run import Record, Run, number
 STEP = "control/learn"  # the span that training has once a step
 WINDOW = 3  # steps that are drawn large
 PIXELS = 1000  # of a row: shorter gaps are not drawn
-BUFFER = "buffer/ready_groups"
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,6 @@ def spans_of(events: Sequence[Record]) -> list[Span]:
             track = tracks.get(event.get("pid"), str(event.get("pid")))
             found.append(Span(track, str(event.get("name")), start / 1e6, (start + length) / 1e6))
     return sorted(found, key=lambda span: span.start)
-
-
-def counter_of(events: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
-    """Seconds and values of a counter."""
-    points = [
-        (number(event.get("ts")), number(args.get("value")))
-        for event in events
-        if event.get("ph") == "C" and event.get("name") == name and isinstance(args := event.get("args"), dict)
-    ]
-    kept = [(at, value) for at, value in points if at is not None and value is not None]
-    return [at / 1e6 for at, _ in kept], [value for _, value in kept]
 
 
 def blocks_of(
@@ -82,7 +70,7 @@ def steps_window(spans: Sequence[Span]) -> tuple[float, float]:
 
 
 def timeline_section(runs: Sequence[Run]) -> str:
-    """Both pumps of each run: what waited, wrote, computed and sent, when."""
+    """Both pumps of each run: when rollouts were in flight, and when training waited, computed and sent."""
     parts = []
     for run in runs:
         spans = spans_of(run.events)
@@ -95,12 +83,10 @@ def timeline_section(runs: Sequence[Run]) -> str:
         key = legend((track, colors[track], 0) for track in tracks)
         whole = (min(span.start for span in spans), max(span.end for span in spans))
         close = steps_window(spans)
-        at, value = counter_of(run.events, BUFFER)
-        curve = charts.Line("groups ready", at, value, len(tracks)) if at else None
         for title, window in {f"{run.name}: the whole run": whole, f"{run.name}: {WINDOW} steps": close}.items():
             if title.endswith("steps") and window == whole:
                 continue
-            drawing = charts.timeline(names, blocks_of(spans, colors, rows, window), curve, window=window)
+            drawing = charts.timeline(names, blocks_of(spans, colors, rows, window), window=window)
             parts.append(figure(title, drawing, key, wide=True))
     return section("timeline", "Timeline of both pumps", *parts)
 

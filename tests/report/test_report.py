@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +16,7 @@ pytest.importorskip("matplotlib", reason="needs the extra report")
 
 from tandem.config.check import to_yaml
 from tandem.launch.report import decoder_of, report
+from tandem.metrics.timing import Timeline
 from tandem.report.page import SECTIONS, make_page
 from tandem.report.run import Run, read_run
 from tests.e2e.runs import run, short_config
@@ -61,6 +64,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write('{"step": 3, "rollout/rew')  # cut off by a kill
     lines(run_dir / "health.jsonl", [remark("critic_lags", HOSTILE)])
     lines(run_dir / "untrained.jsonl", [{"index": 4, "id": "a", "why": "data_failure", "cause": HOSTILE}])
+    timeline = Timeline(run_dir / "timeline.json")
+    for span in ("rollout/in_flight", "control/wait_for_groups", "control/learn"):
+        with timeline.span(span):
+            pass
+    timeline.close()
     answers = [{"id": "v:0", "sample": 0, "question": "2 < 3?", "answer": "yes", "response": HOSTILE, "reward": 0.0}]
     (run_dir / "validation").mkdir(exist_ok=True)
     lines(run_dir / "validation" / "step_000000.jsonl", answers)
@@ -91,7 +99,8 @@ def test_every_section_is_there_and_filled(page: str):
     assert {attributes["href"] for attributes in all_of(page, "a")} == {f"#{name}" for name in SECTIONS}
     sections = {part.split('"')[0]: part for part in page.split('<section id="')[1:]}
     drawn = {name for name, part in sections.items() if "<svg" in part}
-    assert {"curves", "rewards", "critic", "staleness", "lengths", "stages"} <= drawn
+    assert {"curves", "rewards", "critic", "staleness", "lengths", "timeline", "stages"} <= drawn
+    assert "rollout/in_flight" in sections["timeline"]
     assert "yes, it is" in sections["samples"]
     assert "critic_lags" in sections["verdicts"]
     assert "data_failure" in sections["drops"]
@@ -185,8 +194,11 @@ def test_without_a_tokenizer_tokens_are_ids(trained: Path, tmp_path: Path):
 def test_what_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="neither config"):
         read_run(tmp_path, "x")
-    with pytest.raises(ValueError, match="is no directory"):
+    with pytest.raises(ValueError, match="none does not exist; give the directory of a run"):
         make_page([tmp_path / "none"], hostile_decoder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is a file; give the directory of a run"):
+        make_page([tmp_path / "file"], hostile_decoder)
 
 
 def test_the_file_lies_in_the_run_or_where_it_is_asked(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -197,32 +209,89 @@ def test_the_file_lies_in_the_run_or_where_it_is_asked(trained: Path, tmp_path: 
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="choose another with --out"):
         report([str(trained)], tmp_path / "file" / "a.html")
+    for directory in (tmp_path, Path()):
+        with pytest.raises(ValueError, match="is a directory; give the file to write with --out"):
+            report([str(trained)], directory)
+    assert list(tmp_path.parent.glob("*.partial")) == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
-def test_a_browser_draws_it(page: str, tmp_path: Path, width: int, scheme: str):
-    """The script has run under the page's policy, no word of the model has, and nothing is wider than the window."""
-    probe = "<script>document.title = 'attacked'</script>"  # forbidden by the policy: its digest is not in it
-    (tmp_path / "page.html").write_text(page.replace("</body>", f"{probe}</body>"))
+def test_silence_of_the_health_watch_is_told_from_its_absence(trained: Path, tmp_path: Path):
+    lines(tmp_path / "metrics.jsonl", [{"step": 1, "health/critic_lags": 0.0}, {"step": 2, "health/critic_lags": 0.0}])
+    assert "2 steps were judged, and none was worth a word" in make_page([tmp_path], hostile_decoder)
+    lines(tmp_path / "metrics.jsonl", [{"step": 1, "rollout/reward": 0.0}])
+    both = make_page([tmp_path, trained], hostile_decoder)
+    assert "no step was judged (health.enabled=true watches a run)" in both
+    assert "critic_lags" in both
+
+
+def dom_of(page: str, tmp_path: Path, *, dark: bool = False) -> str:
+    """The page's elements after its scripts have run."""
+    assert CHROMIUM is not None
+    (tmp_path / "page.html").write_text(page)
     options = [
         f"--user-data-dir={tmp_path / 'profile'}",
-        f"--window-size={width},2000",
+        "--window-size=1400,2000",
         "--no-sandbox",
         "--disable-gpu",
     ]
-    options += ["--blink-settings=preferredColorScheme=0"] * (scheme == "dark")
-    assert CHROMIUM is not None
-    place = (tmp_path / "page.html").as_uri()
-    common = [CHROMIUM, "--headless=new", *options, "--virtual-time-budget=2000"]
-    dom = subprocess.run([*common, "--dump-dom", place], capture_output=True, text=True, timeout=120, check=True).stdout
+    options += ["--blink-settings=preferredColorScheme=0"] * dark
+    command = [CHROMIUM, "--headless=new", *options, "--virtual-time-budget=2000", "--dump-dom"]
+    command.append((tmp_path / "page.html").as_uri())
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_runs_our_script_and_no_other(page: str, tmp_path: Path):
+    """The tokens are drawn under the page's policy; a script that slipped in does not run: its digest is not there."""
+    probe = "<script>document.title = 'attacked'</script>"
+    dom = dom_of(page.replace("</body>", f"{probe}</body>"), tmp_path)
     assert "<title>run - Tandem</title>" in dom
     assert dom.count('<option value="') > 6
     drawn = dom.split('id="tokens-text">')[1].split('<div id="tokens-one"')[0]
     assert drawn.count("<span") > 10
     assert "background-color" in drawn
     assert "<img" not in drawn
-    subprocess.run(
-        [*common, f"--screenshot={tmp_path / 'page.png'}", place], capture_output=True, timeout=120, check=True
-    )
-    assert (tmp_path / "page.png").stat().st_size > 20_000
+
+
+# Opens what is folded and says how wide the page is, what sticks out of the window without a scrollbar of its own,
+# and how bright paper, ink and a chart's words are.
+MEASURE = """<script>addEventListener("load", () => {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+  const every = (kind) => [...document.querySelectorAll(kind)];
+  const box = (element) => element.getBoundingClientRect();
+  const scrolls = (element) => ["auto", "scroll"].includes(getComputedStyle(element).overflowX);
+  const held = (element) => { for (let at = element; at; at = at.parentElement) if (scrolls(at)) return true; };
+  const outside = every("body *").filter((element) => box(element).right > innerWidth + 0.5 && !held(element));
+  const bright = (color) => color.match(/[0-9.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765;
+  const style = getComputedStyle(document.body);
+  parent.postMessage(JSON.stringify({
+    window: innerWidth, page: document.documentElement.scrollWidth,
+    outside: outside.map((element) => element.tagName + "." + element.className),
+    charts: every("svg").length, flat: every("svg").filter((chart) => box(chart).height < 20).length,
+    paper: bright(style.backgroundColor), ink: bright(style.color),
+    words: bright(getComputedStyle(document.querySelector("svg text")).fill),
+  }), "*");
+});</script>"""
+# A window of a browser is at least 500 pixels wide; a frame may be as narrow as a telephone.
+FRAME = """<meta name="color-scheme" content="light dark"><title></title>
+<script>addEventListener("message", (told) => { document.title = told.data; });</script>
+<iframe src="framed.html" style="border: 0; width: WIDTHpx; height: 1900px"></iframe>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_wider_than_the_window(page: str, tmp_path: Path, width: int, dark: bool):
+    """With everything unfolded; a wide table scrolls in itself. Charts are drawn, and what is written can be read."""
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)  # it would forbid the measurement
+    (tmp_path / "framed.html").write_text(free.replace("</body>", f"{MEASURE}</body>"))
+    dom = dom_of(FRAME.replace("WIDTH", str(width)), tmp_path, dark=dark)
+    found = json.loads(unescape(dom.split("<title>")[1].split("</title>")[0]))
+    assert found["window"] == width
+    assert found["outside"] == []
+    assert found["page"] <= width
+    assert found["charts"] == page.count("<svg")
+    assert found["flat"] == 0
+    assert (found["paper"] < 0.2) if dark else (found["paper"] > 0.9)
+    assert abs(found["ink"] - found["paper"]) > 0.6
+    assert abs(found["words"] - found["paper"]) > 0.6
