@@ -124,9 +124,9 @@ class Controller:
         await self.buffer.stop()
 
     async def _train(self) -> None:
+        await self.buffer.open(self.plan.tickets(self.step))
         while self.step < self.plan.max_num_steps and not self.stopped:
             started = now()
-            await self.buffer.open(self.plan.tickets(self.step))
             first = await self._take(self.plan.groups_per_chunk)
             if self.stopped and not first:
                 break
@@ -209,6 +209,7 @@ class Controller:
         if self._save and self.step % self.plan.save_period == 0:
             with self._waiting(f"saving step {self.step}", "control/save"):
                 await self._save(self)
+        await self.buffer.open(self.plan.tickets(self.step))  # first: the last steps have fewer, the end has none
         await self.buffer.release(len(groups))
 
     async def _publish(self) -> Metrics:

@@ -42,6 +42,17 @@ def test_generation_runs_lead_versions_ahead_and_no_further(lead: int):
     assert len(starts) <= 2 * (lead + 1)
 
 
+@pytest.mark.parametrize("lead", [0, 1])
+def test_no_prompt_is_started_while_the_last_step_is_saved(lead: int):
+    async def save(_: Controller) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    house = House()
+    run(house.controller(plan(lead=lead, save_period=2, save_at_end=True), save=save))
+    assert sorted(event[1] for event in house.events if event[0] == "start") == list(range(6))
+
+
 def test_no_prompt_is_started_that_no_step_can_use():
     house = House()
     run(house.controller(plan(lead=3)))
