@@ -243,21 +243,21 @@ def reasons(run: Run) -> Counter[str]:
 
 def verdicts(runs: Sequence[Run]) -> str:
     """What the health watch said."""
-    head = ("run", "step", "verdict", "change", "severity", "what")
+    head = ("step", "severity", "what", "verdict", "change", "run")  # what is said is seen on a narrow screen too
     rows = [
-        (run.name, *(said.get(name) for name in ("step", "verdict", "change", "severity", "text")))
+        (*(said.get(name) for name in ("step", "severity", "text", "verdict", "change")), run.name)
         for run in runs
         for said in run.verdicts
     ]
     quiet = [paragraph(silence(run)) for run in runs if not run.verdicts]
-    return section("verdicts", "Verdicts", *([table(head, rows, text=(5,))] if rows else []), *quiet)
+    return section("verdicts", "Verdicts", *([table(head, rows, text=(2,))] if rows else []), *quiet)
 
 
 def silence(run: Run) -> str:
     """Why there is no verdict: nothing to say, or nobody who watched."""
     judged = {len(run.series(name)[1]) for name in run.matching(("health/*",))}
     if not judged:
-        return f"{run.name}: no step was judged (health.enabled=true watches a run)."
+        return f"{run.name}: no step was judged (logger.health.enabled=true watches a run)."
     return f"{run.name}: {max(judged)} steps were judged, and none was worth a word."
 
 

@@ -220,7 +220,7 @@ def test_silence_of_the_health_watch_is_told_from_its_absence(trained: Path, tmp
     assert "2 steps were judged, and none was worth a word" in make_page([tmp_path], hostile_decoder)
     lines(tmp_path / "metrics.jsonl", [{"step": 1, "rollout/reward": 0.0}])
     both = make_page([tmp_path, trained], hostile_decoder)
-    assert "no step was judged (health.enabled=true watches a run)" in both
+    assert "no step was judged (logger.health.enabled=true watches a run)" in both
     assert "critic_lags" in both
 
 
