@@ -151,6 +151,21 @@ def replay(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run directories; several are drawn over each other.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write.", show_default="report.html, of a single run in its directory"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write one HTML file about runs: curves, samples, the timeline, verdicts, and single tokens. Needs no network."""
+    from tandem.launch.report import report as write
+
+    write(runs, out)
+
+
+@app.command()
 def simulate(
     recipe: Recipe,
     overrides: Overrides = None,

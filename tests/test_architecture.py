@@ -28,8 +28,10 @@ MAY_IMPORT = {
     "control": FLOOR | {"algorithms", "metrics"},
     "testing": FLOOR | {"algorithms", "envs"},
     "simulation": FLOOR | {"control", "metrics", "plane"},
+    "report": {"control", "plane"},
     "launch": FLOOR
-    | {"algorithms", "control", "data", "envs", "metrics", "plane", "rollout", "simulation", "train", "weights"},
+    | {"algorithms", "control", "data", "envs", "metrics", "plane", "report", "rollout", "simulation"}
+    | {"train", "weights"},
     "cli": {"launch", "config"},
     "__main__": {"cli"},
     "__init__": set(),
@@ -48,6 +50,7 @@ HOMES: dict[str, str | tuple[str, ...]] = {
     # Its problems are prompts; its scorers run in processes of their own.
     "reasoning_gym": ("data/reasoning_gym.py", "envs/worker.py"),
     "httpx2": "envs/llm_judge.py",
+    "matplotlib": "report/charts.py",
 }
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
 from tandem.control.flight_recorder import FlightRecorder
 from tandem.control.health_watch import HealthWatch
 from tandem.control.plan import Plan
-from tandem.control.producer import Producer
+from tandem.control.producer import Clock, Producer
 from tandem.control.steps import rollout_metrics, staleness_metrics
 from tandem.control.watchdog import now
 from tandem.metrics.reduce import flatten
@@ -28,14 +28,6 @@ log = logging.getLogger(__name__)
 
 # Validates after a step, and calls what it is given whenever it has come further: a long validation is no stall.
 Evaluate = Callable[[int, Callable[[], None]], Awaitable[Metrics]]
-
-
-class Clock(Protocol):
-    """Measures named spans; gives their sums once a step."""
-
-    def span(self, name: str) -> AbstractContextManager[None]: ...
-
-    def drain(self) -> Metrics: ...
 
 
 class Controller:
@@ -75,6 +67,7 @@ class Controller:
             buffer=buffer,
             plane=plane,
             accounts=accounts,
+            clock=clock,
             on_death=self._end_without_engines,
         )
         self._sync = sync
@@ -131,9 +124,9 @@ class Controller:
         await self.buffer.stop()
 
     async def _train(self) -> None:
+        await self.buffer.open(self.plan.tickets(self.step))
         while self.step < self.plan.max_num_steps and not self.stopped:
             started = now()
-            await self.buffer.open(self.plan.tickets(self.step))
             first = await self._take(self.plan.groups_per_chunk)
             if self.stopped and not first:
                 break
@@ -216,6 +209,7 @@ class Controller:
         if self._save and self.step % self.plan.save_period == 0:
             with self._waiting(f"saving step {self.step}", "control/save"):
                 await self._save(self)
+        await self.buffer.open(self.plan.tickets(self.step))  # first: the last steps have fewer, the end has none
         await self.buffer.release(len(groups))
 
     async def _publish(self) -> Metrics:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
 
 from tandem.control.accounts import Accounts
 from tandem.control.buffer import Buffer
@@ -14,9 +15,18 @@ from tandem.control.failures import Budgets, backoff_s
 from tandem.control.plan import Plan
 from tandem.control.watchdog import Watchdog, now
 from tandem.roles import DataPlane, Dataset, RollOut
-from tandem.types import EngineDied, Group, Prompt, RolloutFailed
+from tandem.types import EngineDied, Group, Metrics, Prompt, RolloutFailed
 
 log = logging.getLogger(__name__)
+IN_FLIGHT = "rollout/in_flight"  # the span of generation
+
+
+class Clock(Protocol):
+    """Measures named spans; gives their sums once a step."""
+
+    def span(self, name: str) -> AbstractContextManager[None]: ...
+
+    def drain(self) -> Metrics: ...
 
 
 class Producer:
@@ -31,6 +41,7 @@ class Producer:
         buffer: Buffer,
         plane: DataPlane,
         accounts: Accounts,
+        clock: Clock,
         on_death: Callable[[EngineDied], None],
     ) -> None:
         """`on_death` is told when no engine is left; whoever it tells must cancel run()."""
@@ -45,9 +56,11 @@ class Producer:
         self._buffer = buffer
         self._plane = plane
         self._accounts = accounts
+        self._clock = clock
         self._on_death = on_death
         self._again: list[Entry] = []  # prompts of a checkpoint that were in flight: they hold their tickets
         self._in_flight: dict[int, tuple[asyncio.Task[None], float]] = {}  # with the time they started
+        self._busy = ExitStack()  # holds the span of generation while a rollout is in flight
         self._without_signal = 0  # groups with equal rewards since the last step was taken
         self._version: Callable[[], int] = lambda: 0  # run() says
         self._task: asyncio.Task[None] | None = None  # of run()
@@ -55,20 +68,29 @@ class Producer:
     async def run(self, version: Callable[[], int]) -> None:
         """Start a rollout for every ticket; end when the data ends. `version` tells the current one."""
         self._version, self._task = version, asyncio.current_task()
-        async with asyncio.TaskGroup() as rollouts:
-            for entry in self._again:
-                self._buffer.restart(entry.index, version())
-                self._start(rollouts, entry)
-            while self.next_index < self._plan.max_num_prompts:
-                with self.watchdog.waiting("generation", f"a ticket for prompt {self.next_index}"):
-                    entry = await self._buffer.admit(self.next_index, version)
-                self._start(rollouts, entry)
-                self.next_index += 1
-            await self._buffer.end()
+        with self._busy:  # a rollout that is cancelled before it began ends no span
+            async with asyncio.TaskGroup() as rollouts:
+                for entry in self._again:
+                    self._buffer.restart(entry.index, version())
+                    self._start(rollouts, entry)
+                while self.next_index < self._plan.max_num_prompts:
+                    with self.watchdog.waiting("generation", f"a ticket for prompt {self.next_index}"):
+                        entry = await self._buffer.admit(self.next_index, version)
+                    self._start(rollouts, entry)
+                    self.next_index += 1
+                await self._buffer.end()
 
     def _start(self, rollouts: asyncio.TaskGroup, entry: Entry) -> None:
+        if not self._in_flight:
+            self._busy.enter_context(self._clock.span(IN_FLIGHT))
         task = rollouts.create_task(self._finish(entry))
         self._in_flight[entry.index] = (task, now())
+
+    def _landed(self, index: int) -> None:
+        """A rollout is in flight no more; the last one ends the span of generation."""
+        self._in_flight.pop(index, None)
+        if not self._in_flight:
+            self._busy.close()
 
     async def _finish(self, entry: Entry) -> None:
         """Roll a prompt out and hand the group to the buffer, or return its ticket."""
@@ -78,7 +100,7 @@ class Producer:
             if not await self._buffer.finish(entry.index, group) and group is not None:
                 await self._plane.drop(group.keys)
         finally:
-            self._in_flight.pop(entry.index, None)
+            self._landed(entry.index)
         self.watchdog.progress()
 
     async def _attempts(self, prompt: Prompt, entry: Entry) -> Group | None:
@@ -140,14 +162,17 @@ class Producer:
             )
 
     def step_taken(self) -> None:
-        """A step has its groups: the count of groups without a signal begins anew."""
+        """A step has its groups: the count of groups without a signal begins anew, and the span of generation too."""
         self._without_signal = 0
+        if self._in_flight:  # generation that never pauses is drawn and summed by steps
+            self._busy.close()
+            self._busy.enter_context(self._clock.span(IN_FLIGHT))
 
     async def discard(self, drop: tuple[Group, ...], cancel: tuple[int, ...]) -> None:
         """Forget groups and rollouts that no step may use any more. Their tickets have returned already."""
         for index in cancel:
-            task, _ = self._in_flight.pop(index)
-            task.cancel()
+            self._in_flight[index][0].cancel()
+            self._landed(index)
             self._accounts.untrained(index, self._dataset.prompt(index).id, "stale")
         for group in drop:
             self._accounts.untrained(group.index, group.prompt_id, "stale")

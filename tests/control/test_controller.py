@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tandem.control.controller import Controller
+from tandem.metrics.timing import Timeline
 from tandem.types import Mean
 from tests.control.house import House, failing, plan
 
@@ -38,10 +42,45 @@ def test_generation_runs_lead_versions_ahead_and_no_further(lead: int):
     assert len(starts) <= 2 * (lead + 1)
 
 
+@pytest.mark.parametrize("lead", [0, 1])
+def test_no_prompt_is_started_while_the_last_step_is_saved(lead: int):
+    async def save(_: Controller) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    house = House()
+    run(house.controller(plan(lead=lead, save_period=2, save_at_end=True), save=save))
+    assert sorted(event[1] for event in house.events if event[0] == "start") == list(range(6))
+
+
 def test_no_prompt_is_started_that_no_step_can_use():
     house = House()
     run(house.controller(plan(lead=3)))
     assert sorted(event[1] for event in house.events if event[0] == "start") == list(range(6))
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+def test_generation_is_drawn_while_a_rollout_is_in_flight(lead: int, tmp_path: Path):
+    house, timeline = House(delay=lambda index: 5 + 20 * (index % 3)), Timeline(tmp_path / "timeline.json")
+    run(house.controller(plan(lead=lead, max_num_steps=6), clock=timeline))
+    timeline.close()
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    generating, learning = (
+        [(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == name]
+        for name in ("rollout/in_flight", "control/learn")
+    )
+    both = sum(max(0, min(end, b) - max(start, a)) for start, end in generating for a, b in learning)
+    assert (both > 0) == (lead > 0), "at lead 0 no rollout is in flight while a step learns"
+    assert all(end <= start for (_, end), (start, _) in pairwise(generating)), "each moment is counted once"
+    assert len(generating) >= 6
+    assert all(record["time/rollout/in_flight_s"] > 0 for _, record in house.records[: 6 - lead])
+
+
+def test_generation_that_is_cancelled_ends_its_span(tmp_path: Path):
+    house, timeline = House(behave=failing(*range(100))), Timeline(tmp_path / "timeline.json")
+    with pytest.raises(ExceptionGroup):
+        run(house.controller(plan(), clock=timeline))
+    assert timeline.drain()["time/rollout/in_flight_s"].amount > 0
 
 
 @pytest.mark.parametrize("lead", [0, 2])
