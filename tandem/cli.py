@@ -207,6 +207,29 @@ def simulate(
     simulate_recipe(recipe, overrides or [], question, machines, Console())
 
 
+@app.command()
+def drill(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    fault: Annotated[list[str] | None, typer.Option(help="Only this one; several times.", show_default="all")] = None,
+    limit_s: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 1800.0,
+    debug: Debug = False,
+) -> None:
+    """Run a recipe for a few steps with one real fault after the other: did it keep its promises? (1 if not.)"""
+    from tandem.launch.drill.drill import drill as drill_recipe
+
+    console = Console(highlight=False)
+    raise typer.Exit(drill_recipe(recipe, overrides or [], only=fault or [], limit_s=limit_s, console=console))
+
+
+@app.command(name="drill-run", hidden=True)
+def drill_run(fault: str, recipe: Recipe, overrides: Overrides = None, debug: Debug = False) -> None:
+    """One run of a drill: `tandem train` with a fault in it."""
+    from tandem.launch.drill.drill import run_with
+
+    raise typer.Exit(run_with(fault, recipe, overrides or []))
+
+
 @app.command(name="import-config")
 def import_config(
     file: Annotated[Path, typer.Argument(help="A PPO or GRPO config of NeMo-RL, beside what it inherits from.")],

@@ -26,6 +26,7 @@ from tandem.data.chat import Chat
 from tandem.data.prompts import Prompts
 from tandem.data.sources import rows_of
 from tandem.envs.verifiers import check_answers
+from tandem.launch.cast import AS_BUILT, Cast
 from tandem.launch.environments import build_environment, described_tools
 from tandem.launch.machinery import Machinery
 from tandem.launch.models import architecture_of, load_tokenizer, shape_of
@@ -51,26 +52,27 @@ class House:
     env: Environment
     plane: DataPlane
     architecture: str
+    cast: Cast
     models: dict[str, Trainer] = field(default_factory=dict)
 
 
-async def build_house(config: Config, machinery: Machinery, *, trains: bool = True) -> House:
+async def build_house(config: Config, machinery: Machinery, *, trains: bool = True, cast: Cast = AS_BUILT) -> House:
     """Load data and tokenizer, start plane and engine: all that evaluation needs. Bad input is refused here.
 
-    Without `trains` the training data are not looked at.
+    Without `trains` the training data are not looked at. `cast` says who stands in for whom.
     """
     policy = config.policy
     tokenizer = load_tokenizer(policy.tokenizer.name or policy.model_name, trust_remote_code=policy.trust_remote_code)
     tools = described_tools(config)
     chat = Chat(tokenizer, policy.tokenizer, system_prompt=config.data.system_prompt, tools=tools)
-    env = build_environment(config, chat)
+    env = build_environment(config, chat, cast)
     train_set = train_prompts(config, chat) if trains else None
     validation_sets = {name: validation_prompts(config, chat, name) for name in config.data.validation_sets}
     shape = shape_of(policy.model_name, trust_remote_code=policy.trust_remote_code)
     check_length(config, shape.config.get_text_config().max_position_embeddings)
     plane = await machinery.start_plane()
-    engine = await machinery.start_engine(chat.pad_token_id)
-    return House(machinery, chat, train_set, validation_sets, engine, env, plane, architecture_of(shape))
+    engine = cast.engine(await machinery.start_engine(chat.pad_token_id))
+    return House(machinery, chat, train_set, validation_sets, engine, env, plane, architecture_of(shape), cast)
 
 
 def check_length(config: Config, positions: int) -> None:
@@ -164,6 +166,7 @@ def build_evaluator(config: Config, house: House, answers: Path) -> Evaluator | 
 async def build_algorithm(config: Config, house: House, span: Callable) -> PPO:
     """The trainers that the recipe asks for, and the algorithm over them."""
     house.models |= await house.machinery.start_trainers(house.plane)
+    house.models["actor"] = house.cast.actor(house.models["actor"])
     traced = config.logger.flight_recorder is not None
     return algorithm_over(config, house.plane, house.models, span=span, traced=traced)
 

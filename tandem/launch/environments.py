@@ -15,7 +15,8 @@ from tandem.envs.single_turn import SingleTurn
 from tandem.envs.tool_calls import format_shown
 from tandem.envs.tools import Toolbox, ToolPartner, load_tools
 from tandem.envs.verifiers import build_verifier
-from tandem.roles import Environment
+from tandem.launch.cast import AS_BUILT, Cast
+from tandem.roles import Environment, Verifier
 from tandem.types import Prompt
 
 
@@ -25,24 +26,24 @@ def described_tools(config: Config) -> Sequence[Mapping[str, Any]]:
     return [tool.schema for tool in load_tools(env)] if isinstance(env, ToolsEnv) and env.describe_tools else []
 
 
-def build_environment(config: Config, chat: Chat) -> Environment:
+def build_environment(config: Config, chat: Chat, cast: Cast = AS_BUILT) -> Environment:
     """The environment of `env`. A user's code is imported and checked here, before anything is generated."""
     env = config.env
     match env:
         case SingleTurnEnv():
-            return SingleTurn(build_verifier(env.verifier), chat.decode, score_timeout_s=env.score_timeout_s)
+            verifier = cast.verifier(build_verifier(env.verifier))
+            return SingleTurn(verifier, chat.decode, score_timeout_s=env.score_timeout_s)
         case ToolsEnv():
-            return tools_environment(config, env, chat)
+            return tools_environment(config, env, chat, cast.verifier(build_verifier(env.verifier)))
         case PythonEnv():
             return python_environment(config, env, chat)
 
 
-def tools_environment(config: Config, env: ToolsEnv, chat: Chat) -> MultiTurn:
+def tools_environment(config: Config, env: ToolsEnv, chat: Chat, verifier: Verifier) -> MultiTurn:
     """Episodes with tools, all of which share one toolbox and one verifier."""
     toolbox = Toolbox(load_tools(env), env)
     convention = env.tool_call_format or shown_format(chat)
     speech = dialogue(config, chat, env.result_role)
-    verifier = build_verifier(env.verifier)
 
     async def open_partner(prompt: Prompt) -> ToolPartner:
         return ToolPartner(prompt, toolbox, verifier, convention, env.score_timeout_s)

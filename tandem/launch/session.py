@@ -21,6 +21,7 @@ from tandem.control.checkpoint import find_checkpoint
 from tandem.control.controller import Controller
 from tandem.launch.answers import before_and_after
 from tandem.launch.build import House, build_controller, build_house
+from tandem.launch.cast import AS_BUILT, Cast
 from tandem.launch.local import LocalMachinery
 from tandem.launch.machinery import Machinery
 from tandem.launch.memory.report import refuse_what_cannot_fit
@@ -46,7 +47,7 @@ class Place:
     console: Console
 
 
-def train(loaded: Loaded) -> int:
+def train(loaded: Loaded, cast: Cast = AS_BUILT) -> int:
     """Run a recipe to its end; the exit code. Raises ValueError for bad input before anything is trained."""
     config = loaded.config
     quiet_libraries()
@@ -58,7 +59,8 @@ def train(loaded: Loaded) -> int:
         begin_from(resume_from, place.run_dir / "checkpoints")
         (place.run_dir / CONFIG).write_text(to_yaml(config_of_run(config, place.run_dir)))
         try:
-            stopped = asyncio.run(session(config, machinery_of(config, place.run_dir), place, resume_from))
+            machinery = machinery_of(config, place.run_dir)
+            stopped = asyncio.run(session(config, machinery, place, resume_from, cast))
         except KeyboardInterrupt:
             place.console.print(how_to_go_on("interrupted", place.run_dir), soft_wrap=True, highlight=False)
             raise
@@ -135,14 +137,14 @@ def stops(controller: Controller, limit_s: float | None) -> Generator[None]:
             timer.cancel()
 
 
-async def session(config: Config, machinery: Machinery, place: Place, resume_from: Path | None) -> str:
+async def session(config: Config, machinery: Machinery, place: Place, resume_from: Path | None, cast: Cast) -> str:
     """Build the house, run the loop in it, and leave it tidy whatever happens. Returns why it ended early, or ''."""
     timeline = Timeline(place.run_dir / "timeline.json" if config.logger.timeline else None)
     display = Display(config.logger.console, console=place.console)
     sinks: list[Sink] = [display]
     house: House | None = None
     try:
-        house = await build_house(config, machinery)
+        house = await build_house(config, machinery, cast=cast)
         controller, checkpoints = await build_controller(
             config, house, run_dir=place.run_dir, timeline=timeline, sinks=sinks
         )
