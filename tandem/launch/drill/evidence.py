@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Verdict:
     happened: str
     did: str
     prompts: str
+    bits: str
     broken: tuple[str, ...] = field(default=())
 
 
@@ -85,7 +86,7 @@ def accounts_of(run_dir: Path) -> Accounts:
 
 def judge(name: str, fault: Fault, ended: Ended, config: Config, whole: Ended | None) -> Verdict:
     """Hold a run against its promises. `whole` is the run without a fault, where the same bits are promised."""
-    accounts, notes = accounts_of(ended.run_dir), list(lines_of(ended.run_dir / NOTE))
+    accounts, notes = accounts_of(ended.run_dir), lines_of(ended.run_dir / NOTE)
     trained, wanted = steps_of(ended.run_dir), config.algorithm.max_num_steps
     broken = [] if notes else ["the fault did not happen"]
     if ended.code not in fault.codes:
@@ -103,10 +104,12 @@ def judge(name: str, fault: Fault, ended: Ended, config: Config, whole: Ended | 
     given_up = accounts.failed
     if given_up and (fault.passes or len(given_up) > 1):
         broken.append(f"{'; '.join(map(named, given_up))}: given up for a fault that had passed")
+    bits = "not promised"
     if whole is not None and not broken and not given_up:
         broken += differences(ended.run_dir, whole.run_dir)
+        bits = "others" if broken else "the same"
     happened = notes[0]["says"] if notes else ""
-    return Verdict(name, happened, what_it_did(ended, accounts), prompts(accounts), tuple(broken))
+    return Verdict(name, happened, what_it_did(ended, accounts), prompts(accounts), bits, tuple(broken))
 
 
 def what_it_did(ended: Ended, accounts: Accounts) -> str:
@@ -173,10 +176,14 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def newest_step(run_dir: Path) -> int:
     """Of the newest checkpoint that is as it was written; 0 where there is none."""
-    newest = vault.newest_verified(run_dir / "checkpoints")
+    try:
+        newest = vault.newest_verified(run_dir / "checkpoints")
+    except ValueError:  # there are some, and none is as it was written
+        return 0
     return vault.verified(newest).step if newest else 0
 
 
-def lines_of(path: Path) -> Iterable[dict[str, Any]]:
-    """The JSON lines of a file, if it is there."""
-    return map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file, if it is there. A last line that a kill has torn is none."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}\n")]

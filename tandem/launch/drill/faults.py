@@ -56,10 +56,11 @@ class Fault:
     codes: tuple[int, ...]
     passes: bool = True
     of_scorer: bool = False
+    hangs: bool = False
 
     def settings(self, config: Config) -> tuple[str, ...]:
         """What is overridden for this fault alone."""
-        if self.of_scorer and not isinstance(config.env, PythonEnv) and config.env.score_timeout_s > SCORE_S:
+        if self.hangs and not isinstance(config.env, PythonEnv) and config.env.score_timeout_s > SCORE_S:
             return (f"env.score_timeout_s={SCORE_S:g}",)
         return ()
 
@@ -152,7 +153,7 @@ FAULTS = {
     "straggler": Fault(straggler, codes=(0,)),
     "dead_engine": Fault(dead_engine, codes=(0, 1)),
     "scorer_error": Fault(scorer_error, codes=(0,), passes=False, of_scorer=True),
-    "hung_scorer": Fault(hung_scorer, codes=(0,), of_scorer=True),
+    "hung_scorer": Fault(hung_scorer, codes=(0,), of_scorer=True, hangs=True),
     "full_disk": Fault(full_disk, codes=(1,)),
     "killed_trainer": Fault(killed_trainer, codes=(-signal.SIGKILL, 1)),
 }
