@@ -26,15 +26,15 @@ SCORE_S = 2.0  # how soon a scorer that hangs is given up, where the recipe wait
 
 @dataclass(frozen=True)
 class Scene:
-    """The run in which a fault happens once: in its second step, when there is a first checkpoint to lose."""
+    """The run in which a fault happens once: after its first step, when there is a first checkpoint to lose."""
 
     config: Config
     run_dir: Path
 
     def happens(self, says: str) -> bool:
-        """Whether it has not happened yet; then it is noted, before it happens: a kill leaves no time for it later."""
+        """Whether it happens now; then it is noted, before it happens: a kill leaves no time for it later."""
         note = self.run_dir / NOTE
-        if note.exists():
+        if note.exists() or not vault.marked(self.run_dir / "checkpoints"):
             return False
         append_record(note, {"says": says})
         return True
@@ -121,11 +121,8 @@ def full_disk(scene: Scene) -> Cast:
     """From the second checkpoint on no file may grow past half of the first one's largest."""
 
     def before_saving() -> None:
-        first = vault.marked(scene.run_dir / "checkpoints")
-        if not first:
-            return
-        largest = max(vault.verified(first[-1]).files.values(), key=lambda record: record.bytes)
-        size = largest.bytes // 2
+        whole = vault.marked(scene.run_dir / "checkpoints")
+        size = max((file.stat().st_size for path in whole for file in path.rglob("*")), default=0) // 2
         if scene.happens(f"the disk took no more than {size:,} bytes of a file, while the second checkpoint was saved"):
             for process in (os.getpid(), *processes("TrainerRank")):
                 resource.prlimit(process, resource.RLIMIT_FSIZE, (size, size))
@@ -138,8 +135,6 @@ def killed_trainer(scene: Scene) -> Cast:
     remote = scene.config.cluster.launch == "ray"
 
     def before_learning() -> None:
-        if not vault.marked(scene.run_dir / "checkpoints"):
-            return
         if scene.happens("kill -9 of " + ("a rank of the actor" if remote else "the run") + ", as the actor learned"):
             os.kill(processes("TrainerRank")[0] if remote else os.getpid(), signal.SIGKILL)
 
