@@ -11,6 +11,7 @@ from rich.console import Console
 from tandem.launch.drill.drill import drill
 from tandem.launch.drill.faults import FAULTS
 
+pytestmark = pytest.mark.timeout(1200)  # processes one after the other; minutes on a busy machine
 SMALL = ("ppo.max_num_steps=2", "data.validation=null", "data.train.size=32", "cluster.num_threads=1")
 
 
