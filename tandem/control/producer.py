@@ -115,6 +115,8 @@ class Producer:
                     return None
                 continue
             except EngineDied as death:
+                if self._is_cancelled(entry):
+                    raise asyncio.CancelledError from death
                 self._on_death(death)
                 await asyncio.Event().wait()  # until run() is cancelled: a checkpoint begins this prompt again
                 continue
@@ -125,7 +127,7 @@ class Producer:
             return group
 
     def _is_cancelled(self, entry: Entry) -> bool:
-        """Alone, or with the whole run. A rollout's TaskGroup that raises a failure forgets that it was cancelled."""
+        """Alone, or with the whole run. A rollout's TaskGroup that raises an error forgets that it was cancelled."""
         return entry.index not in self._in_flight or bool(self._task and self._task.cancelling())
 
     async def _may_retry(self, prompt: Prompt, entry: Entry, failure: RolloutFailed) -> bool:

@@ -141,6 +141,25 @@ def test_without_an_engine_left_the_run_is_saved_and_ends():
     assert saved == [(1, [2, 3])], "finished or not, what has a ticket is in the checkpoint"
 
 
+def test_a_rollout_that_sees_the_death_as_it_is_cancelled_ends_with_the_run():
+    """A TaskGroup raises its child's EngineDied and forgets that it was cancelled (Python 3.11)."""
+
+    class Late(House):
+        async def roll_out(self, prompt, *, attempt):
+            if prompt.index == 3:
+                raise EngineDied("no memory left")
+            if prompt.index != 2:
+                return await super().roll_out(prompt, attempt=attempt)
+            try:
+                return await asyncio.Event().wait()
+            except asyncio.CancelledError as cancelled:
+                raise EngineDied("no memory left") from cancelled
+
+    house = Late()
+    run(house.controller(plan()))
+    assert house.trained() == [(0, 1)]
+
+
 def test_engines_that_are_gone_when_weights_are_published_end_the_run_after_the_step():
     saved: list[tuple[int, int]] = []
 
