@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import torch
 from rich.console import Console
@@ -16,7 +20,7 @@ from rich.text import Text
 from tandem.config import Config
 from tandem.config.env import PythonEnv
 from tandem.config.load import load
-from tandem.launch.drill.evidence import Ended, Verdict, judge, newest_step
+from tandem.launch.drill.evidence import Ended, Verdict, code, judge, newest_step
 from tandem.launch.drill.faults import FAULTS, Fault, Scene
 from tandem.launch.run_dir import choose_run_dir
 from tandem.launch.session import train
@@ -55,15 +59,38 @@ class Drill:
         run_dir.mkdir(exist_ok=True)
         said = run_dir / file
         with said.open("wb") as out:
-            try:
-                command = [sys.executable, "-m", "tandem", *arguments]
-                code: int | None = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, timeout=self.limit_s
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = None
+            code = run_alone([sys.executable, "-m", "tandem", *arguments], out, self.limit_s)
         errors = [line for line in said.read_text(errors="replace").splitlines() if line.startswith("error: ")]
         return Ended(run_dir, code, newest_step(run_dir), said=errors[-1] if errors else "")
+
+
+def run_alone(command: Sequence[str], out: IO[bytes], limit_s: float) -> int | None:
+    """The exit code of a command in a session of its own, or None past its time. It leaves no process, whatever ends it.
+
+    A session of its own also keeps the Ctrl-C of a terminal from it: the drill ends it then.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):  # nothing is left of it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def ends_tidily() -> Generator[None]:
+    """SIGTERM and a closed terminal end a drill as Ctrl-C does, so that its run ends with it."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def drill(recipe: str, overrides: Sequence[str], *, only: Sequence[str], limit_s: float, console: Console) -> int:
@@ -73,16 +100,29 @@ def drill(recipe: str, overrides: Sequence[str], *, only: Sequence[str], limit_s
         raise ValueError(f"no fault {unknown[0]!r}: give one of {', '.join(FAULTS)}")
     rehearsal = prepare(recipe, overrides, limit_s)
     console.print(f"the drill of {recipe} in {rehearsal.directory}\nas {' '.join(rehearsal.overrides)}", soft_wrap=True)
+    verdicts: list[Verdict] = []
+    try:
+        with ends_tidily():
+            whole = whole_run(rehearsal, console)
+            verdicts.extend(try_all(rehearsal, [name for name in FAULTS if name in only or not only], whole, console))
+    except KeyboardInterrupt:
+        text = f"interrupted after {len(verdicts)} faults; their runs are in {rehearsal.directory}"
+        console.print(text, soft_wrap=True, highlight=False)
+        raise
+    console.print(table_of(verdicts))
+    return conclude(verdicts, console)
+
+
+def whole_run(rehearsal: Drill, console: Console) -> Ended:
+    """The run without a fault. RuntimeError where it does not end well."""
     console.print("without a fault ...", style="dim")
     whole = rehearsal.run("whole", None)
     if whole.code != 0:
         raise RuntimeError(
-            f"the run without a fault ended with code {whole.code}: {whole.said}; see {whole.run_dir / 'said.txt'}, "
+            f"the run without a fault ended with {code(whole.code)}: {whole.said}; see {whole.run_dir / 'said.txt'}, "
             "and mend that first"
         )
-    verdicts = list(try_all(rehearsal, [name for name in FAULTS if name in only or not only], whole, console))
-    console.print(table_of(verdicts))
-    return conclude(verdicts, console)
+    return whole
 
 
 def try_all(rehearsal: Drill, names: Sequence[str], whole: Ended, console: Console) -> Iterator[Verdict]:
