@@ -44,7 +44,7 @@ def test_a_full_disk_and_a_killed_trainer_lose_nothing(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Drill, Ended]:
-    """The recipe in its small form, and its run without a fault. In this process: most of a new one's time is imports."""
+    """The recipe in its small form, and its run without a fault. In this process: a new one mostly imports."""
     directory = tmp_path_factory.mktemp("drill")
     rehearsal = prepare("quickstart", [*SMALL, f"run_dir={directory}"], LIMIT_S)
     run_dir = directory / "whole"
