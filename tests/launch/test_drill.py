@@ -131,10 +131,20 @@ def test_a_fault_that_did_not_happen_is_no_drill(tmp_path: Path):
     assert judge("straggler", FAULTS["straggler"], ended, CONFIG, None).broken == ("the fault did not happen",)
 
 
-@pytest.mark.parametrize("recipe", ["quickstart_async", "quickstart_grpo", "ppo_qwen2.5_1.5b_gsm8k_2x8_async"])
-def test_a_recipe_has_a_small_form(recipe: str):
-    small = load(recipe, (*SMALL, *sizes(load(recipe).config))).config
-    assert (small.algorithm.max_num_steps, small.algorithm.samples_per_step) == (3, 8)
+@pytest.mark.parametrize(
+    ("recipe", "changes", "steps"),
+    [
+        ("quickstart", (), 3),
+        ("quickstart_grpo", (), 3),
+        ("quickstart_async", (), 4),
+        ("quickstart_async", ("async_rl.sampler.max_lookahead_versions=4",), 7),
+        ("quickstart", ("async_rl.sampler={name: windowed, buffer_capacity_groups: 34}",), 11),
+        ("ppo_qwen2.5_1.5b_gsm8k_2x8_async", (), 5),
+    ],
+)
+def test_a_recipe_has_a_small_form(recipe: str, changes: tuple[str, ...], steps: int):
+    small = load(recipe, (*SMALL, *sizes(load(recipe, changes).config), *changes)).config
+    assert (small.algorithm.max_num_steps, small.algorithm.samples_per_step) == (steps, 8)
 
 
 def test_bits_are_compared_where_they_are_promised():
@@ -148,7 +158,7 @@ def test_bits_are_compared_where_they_are_promised():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("ppo.max_num_steps=1", "takes 2 steps or more"),
+        ("ppo.max_num_steps=1", "1 steps are too few for a drill of quickstart: take 2 or more"),
         ("logger.flight_recorder=null", "take logger.flight_recorder back"),
         ("run_dir={full}", "is not empty"),
     ],
@@ -158,6 +168,12 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path: Path, change: str, 
     changes = [f"run_dir={tmp_path / 'new'}", change.format(full=tmp_path)]
     with pytest.raises(ValueError, match=said):
         prepare("quickstart", changes, 60.0)
+
+
+def test_with_a_lead_there_must_be_requests_left_when_the_first_checkpoint_is_whole(tmp_path: Path):
+    changes = [f"run_dir={tmp_path / 'new'}", "async_rl.sampler.max_lookahead_versions=3", "ppo.max_num_steps=4"]
+    with pytest.raises(ValueError, match=r"take 5 or more; .* the prompts of 4 may have been begun"):
+        prepare("quickstart_async", changes, 60.0)
 
 
 def test_a_ray_of_others_is_not_killed(tmp_path: Path):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import IO
 
@@ -65,9 +66,9 @@ class Drill:
 
 
 def run_alone(command: Sequence[str], out: IO[bytes], limit_s: float) -> int | None:
-    """The exit code of a command in a session of its own, or None past its time. It leaves no process behind.
+    """The exit code of a command, or None past its time. It leaves no process, whatever ends it.
 
-    A session of its own also keeps the Ctrl-C of a terminal from it: the drill ends it then.
+    It has a session of its own, which also keeps the Ctrl-C of a terminal from it: the drill ends it then.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -154,8 +155,11 @@ def prepare(recipe: str, overrides: Sequence[str], limit_s: float) -> Drill:
         *(change for change in overrides if not change.startswith("run_dir=")),
     )
     config = load(recipe, small).config
-    if config.algorithm.max_num_steps < 2:
-        raise ValueError("a drill takes 2 steps or more: its faults happen in the second")
+    if config.algorithm.max_num_steps < (least := steps_in_house(config) + 1):
+        raise ValueError(
+            f"{config.algorithm.max_num_steps} steps are too few for a drill of {recipe}: take {least} or more; its "
+            f"faults wait for the first checkpoint, and by then the prompts of {least - 1} may have been begun"
+        )
     if config.logger.flight_recorder is None:
         raise ValueError("a drill reads in flight records which prompts were trained: take logger.flight_recorder back")
     if config.cluster.launch == "ray" and config.cluster.ray.address is not None:
@@ -170,12 +174,22 @@ def prepare(recipe: str, overrides: Sequence[str], limit_s: float) -> Drill:
     return Drill(recipe, small, config, directory, limit_s)
 
 
+def steps_in_house(config: Config) -> int:
+    """How many steps' prompts may have been begun before the first step is saved: 1 with lead 0."""
+    groups, sampler = config.algorithm.num_prompts_per_step, config.async_rl.sampler
+    return max(ceil(sampler.tickets(groups, left) / groups) for left in (0, config.policy_training_start_step))
+
+
 def sizes(config: Config) -> list[str]:
-    """A few small steps; a size that is smaller already stays."""
+    """A few small steps, more with a longer lead; a size that is smaller already stays."""
     section, algorithm = "ppo" if config.ppo else "grpo", config.algorithm
     prompts, samples = min(algorithm.num_prompts_per_step, PROMPTS), min(algorithm.num_generations_per_prompt, SAMPLES)
+    reduced: dict[str, int] = {"num_prompts_per_step": prompts}
+    if config.policy_training_start_step > 1:
+        reduced["policy_training_start_step"] = 1
+    small = config.model_copy(update={section: algorithm.model_copy(update=reduced)})
     changes = [
-        f"{section}.max_num_steps={STEPS}",
+        f"{section}.max_num_steps={STEPS - 1 + steps_in_house(small)}",
         f"{section}.num_prompts_per_step={prompts}",
         f"{section}.num_generations_per_prompt={samples}",
         f"policy.train_global_batch_size={max(1, prompts * samples // 2)}",
@@ -183,7 +197,7 @@ def sizes(config: Config) -> list[str]:
     if config.data.validation is not None:  # at the end, when no fault is to come any more
         changes += [f"{section}.val_at_start=false", f"{section}.val_period=0", f"{section}.val_at_end=true"]
         changes.append(f"{section}.max_val_samples=2")
-    if config.policy_training_start_step > 1:
+    if "policy_training_start_step" in reduced:
         changes.append("ppo.policy_training_start_step=1")
     if (config.async_rl.min_groups_for_streaming_train or 0) > prompts:
         changes.append(f"async_rl.min_groups_for_streaming_train={prompts}")
