@@ -104,38 +104,29 @@ def cause_of_mismatch(history: History, facts: Facts, limits: Health, tokens: fl
 
 def clip_fraction(history: History, facts: Facts, limits: Health) -> Verdict | None:
     """The clip stops much of the gradient."""
-    found = level(history, "actor/clip_fraction", limits.clip_fraction, limits.steps)
-    if found is None or found.fine:
-        return found
     text = (
-        f"{now(history, 'actor/clip_fraction'):.0%} of the tokens are clipped: the policy moves too far in a step; "
-        f"lower policy.optimizer.lr or {facts.algorithm}.ppo_epochs, or widen loss_fn.ratio_clip_max"
+        "{:.0%} of the tokens are clipped: the policy moves too far in a step; lower policy.optimizer.lr or "
+        f"{facts.algorithm}.ppo_epochs, or widen loss_fn.ratio_clip_max"
     )
-    return Verdict(found.severity, text)
+    return above(history, "actor/clip_fraction", limits.clip_fraction, limits.steps, text)
 
 
 def update_kl(history: History, facts: Facts, limits: Health) -> Verdict | None:
     """One step moved the policy far."""
-    found = level(history, "actor/approx_kl", limits.update_kl, 1)
-    if found is None or found.fine:
-        return found
     text = (
-        f"one step moved the policy by {now(history, 'actor/approx_kl'):.3g} nats a token; lower policy.optimizer.lr, "
-        f"or end a step early with {facts.algorithm}.target_kl={limits.update_kl[0]:g}"
+        "one step moved the policy by {:.3g} nats a token; lower policy.optimizer.lr, or end a step early with "
+        f"{facts.algorithm}.target_kl={limits.update_kl[0]:g}"
     )
-    return Verdict(found.severity, text)
+    return above(history, "actor/approx_kl", limits.update_kl, 1, text)
 
 
 def reference_kl(history: History, facts: Facts, limits: Health) -> Verdict | None:
     """The policy is far from the reference."""
-    found = level(history, "reference/kl", limits.reference_kl, limits.steps)
-    if found is None or found.fine:
-        return found
     text = (
-        f"the policy is {now(history, 'reference/kl'):.3g} nats a token away from the reference; raise "
-        "loss_fn.reference_policy_kl_penalty, or set loss_fn.adaptive_kl"
+        "the policy is {:.3g} nats a token away from the reference; raise loss_fn.reference_policy_kl_penalty, or set "
+        "loss_fn.adaptive_kl"
     )
-    return Verdict(found.severity, text)
+    return above(history, "reference/kl", limits.reference_kl, limits.steps, text)
 
 
 def entropy_collapse(history: History, facts: Facts, limits: Health) -> Verdict | None:
@@ -212,14 +203,11 @@ def groups_stale(history: History, facts: Facts, limits: Health) -> Verdict | No
 
 def length_limit(history: History, facts: Facts, limits: Health) -> Verdict | None:
     """Responses are cut off."""
-    found = level(history, "rollout/truncated", limits.length_limit, limits.steps)
-    if found is None or found.fine:
-        return found
     text = (
-        f"{now(history, 'rollout/truncated'):.0%} of the responses hit the length limit; raise "
-        f"policy.generation.max_new_tokens, or teach to stop with {facts.algorithm}.reward_shaping"
+        "{:.0%} of the responses hit the length limit; raise policy.generation.max_new_tokens, or teach to stop with "
+        f"{facts.algorithm}.reward_shaping"
     )
-    return Verdict(found.severity, text)
+    return above(history, "rollout/truncated", limits.length_limit, limits.steps, text)
 
 
 def grad_norm_spike(history: History, facts: Facts, limits: Health) -> Verdict | None:
@@ -341,6 +329,12 @@ def level(history: History, name: str, levels: Levels, steps: int, *, at_least: 
         if streak(history, name, lambda value, b=bound: value >= b if at_least else value > b) >= steps:
             return Verdict(severity)
     return Verdict(FINE)
+
+
+def above(history: History, name: str, levels: Levels, steps: int, text: str) -> Verdict | None:
+    """`level`, with a text in which `{}` is the metric's newest value."""
+    found = level(history, name, levels, steps)
+    return found if found is None or found.fine else Verdict(found.severity, text.format(now(history, name)))
 
 
 def at_best(history: History, limits: Health) -> bool:

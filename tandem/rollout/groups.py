@@ -49,7 +49,6 @@ class GroupRollOut:
         self._timeout_s = timeout_s
         self._need_spread = need_spread
         self._traced = traced
-        self._engines: dict[tuple[int, int], int] = {}  # (prompt, sample) -> who wrote its last turn
         self._parts: tuple[str, ...] | None = None  # of a reward, as the first sample has them
 
     async def __call__(self, prompt: Prompt, *, attempt: int) -> Group | None:
@@ -57,30 +56,25 @@ class GroupRollOut:
 
         EngineDied: there is no engine left.
         """
-        samples = await self.play(prompt, attempt=attempt)
+        engines: dict[int, int] = {}
+        samples = await self.play(prompt, attempt=attempt, engines=engines)
         if self._need_spread and len({sample.score.reward for sample in samples}) == 1:
-            self._traces(prompt.index, attempt)
             return None
         keys = tuple(prompt.index * self._samples + number for number in range(self._samples))
-        await self._plane.put(keys, columns_of(samples) | self._traces(prompt.index, attempt))
+        traces = traces_of(attempt, [engines[number] for number in range(self._samples)]) if self._traced else {}
+        await self._plane.put(keys, columns_of(samples) | traces)
         return group_of(prompt, keys, samples)
 
-    def _traces(self, index: int, attempt: int) -> dict[str, list[torch.Tensor]]:
-        """The columns of where a group was written, if they are wanted."""
-        if not self._traced:
-            return {}
-        engines = [self._engines.pop((index, number)) for number in range(self._samples)]
-        return {
-            "attempt": [torch.tensor(attempt, dtype=torch.int32) for _ in engines],
-            "engine": [torch.tensor(engine, dtype=torch.int32) for engine in engines],
-        }
+    async def play(self, prompt: Prompt, *, attempt: int, engines: dict[int, int] | None = None) -> list[Sample]:
+        """All samples of the prompt. The first failure cancels the others.
 
-    async def play(self, prompt: Prompt, *, attempt: int) -> list[Sample]:
-        """All samples of the prompt. The first failure cancels the others."""
+        `engines` takes, by the sample's number, the number of the engine that wrote its last turn.
+        """
+        engines = {} if engines is None else engines
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
-                    episodes.create_task(self._env.play(prompt, self._writer(prompt.index, number, attempt)))
+                    episodes.create_task(self._env.play(prompt, self._writer(prompt.index, number, attempt, engines)))
                     for number in range(self._samples)
                 ]
         except* (RolloutFailed, EngineDied) as errors:
@@ -104,7 +98,7 @@ class GroupRollOut:
                 "response the same parts, 0 where one has no say"
             )
 
-    def _writer(self, index: int, number: int, attempt: int) -> Write:
+    def _writer(self, index: int, number: int, attempt: int, engines: dict[int, int]) -> Write:
         turn = 0
 
         async def write(tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Generation:
@@ -120,11 +114,18 @@ class GroupRollOut:
                 raise RolloutFailed(
                     f"no response within policy.generation.timeout_s={self._timeout_s:g}", "infrastructure"
                 ) from error
-            if self._traced:
-                self._engines[index, number] = written.engine
+            engines[number] = written.engine
             return written
 
         return write
+
+
+def traces_of(attempt: int, engines: Sequence[int]) -> dict[str, list[torch.Tensor]]:
+    """The columns of where the samples of a group were written."""
+    return {
+        "attempt": [torch.tensor(attempt, dtype=torch.int32) for _ in engines],
+        "engine": [torch.tensor(engine, dtype=torch.int32) for engine in engines],
+    }
 
 
 def first_of(errors: BaseExceptionGroup[E]) -> E:
