@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tandem.config.load import load
-from tandem.launch.drill.drill import Drill, drill, ends_tidily, prepare, run_alone, run_with
+from tandem.launch.drill.drill import Drill, drill, ends_tidily, held_back, prepare, run_alone, run_with
 from tandem.launch.drill.evidence import Ended, Verdict, judge, newest_step
 from tandem.launch.drill.faults import FAULTS
 from tandem.launch.session import train
@@ -90,6 +91,20 @@ def test_without_retries_a_hung_scorer_costs_a_prompt_and_that_is_a_broken_promi
     assert broken.endswith("(infrastructure_failure): given up for a fault that had passed")
 
 
+def test_a_signal_that_comes_as_a_run_begins_waits_until_it_is_known():
+    seen: list[int] = []
+
+    def begin() -> None:
+        with held_back() as came:
+            os.kill(os.getpid(), signal.SIGTERM)
+            seen.extend(came)
+
+    with ends_tidily(), pytest.raises(KeyboardInterrupt):
+        begin()
+    assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.timeout(120)  # far less than what would be left
 @pytest.mark.parametrize(
     ("script", "limit_s", "ends"),
     [("sleep 1000 & sleep 1000", 0.2, "time"), ("sleep 1000 & kill -TERM $PPID; sleep 1000", 600.0, "signal")],

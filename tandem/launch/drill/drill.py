@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from tandem.launch.run_dir import choose_run_dir
 from tandem.launch.session import train
 
 STEPS, PROMPTS, SAMPLES = 3, 4, 2
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOK_S = 0.2  # between two looks at whether a drill is to end
 SMALL = (
     *("checkpointing.enabled=true", "checkpointing.save_period=1", "checkpointing.resume=auto"),
     *("checkpointing.checkpoint_must_save_by=null", "logger.console=silent", "logger.tensorboard=false"),
@@ -70,23 +73,47 @@ def run_alone(command: Sequence[str], out: IO[bytes], limit_s: float) -> int | N
 
     It has a session of its own, which also keeps the Ctrl-C of a terminal from it: the drill ends it then.
     """
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    ends = time.monotonic() + limit_s
+    with held_back() as came:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while not came and time.monotonic() < ends:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(LOOK_S)
+        finally:
+            with suppress(ProcessLookupError):  # nothing is left of it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return None
+
+
+@contextmanager
+def held_back() -> Generator[list[int]]:
+    """Ctrl-C and what else ends a drill raise KeyboardInterrupt after the block only. Gives those that have come.
+
+    An interrupted Popen would leave a process that nobody knows, or keep a lock that its next wait() needs.
+    """
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in ENDING
+        if callable(signal.getsignal(number))  # neither ignored nor left to the system
+    }
     try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
+        yield came
     finally:
-        with suppress(ProcessLookupError):  # nothing is left of it
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextmanager
 def ends_tidily() -> Generator[None]:
     """SIGTERM and a closed terminal end a drill as Ctrl-C does, so that its run ends with it."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING if number != signal.SIGINT}
     try:
         yield
     finally:
