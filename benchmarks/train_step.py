@@ -201,36 +201,51 @@ def plain_step(job: Job, variant: Variant) -> Figures:
     return measure(work, job)
 
 
-def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
-    """Passes, the whole step, and inference of log-probs or values."""
-    backend, objective = our_backend(job, variant)
-    shards = backend.shard.count
-    batch, columns = rows(job, shards * job.tokens // job.length)
-    share = plan_shares(batch.lengths, SequencePacking(), variant.mb, shards)[backend.shard.index]
-    own = {name: [column[row] for row in share.rows] for name, column in columns.items()}
-    packs = pack_batch(batch.pick(share.rows), own, share.bins)
+class Stages:
+    """What one of our models does with a batch of the job, as functions without arguments."""
 
-    def loss(output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
-        return objective(output, pack, {})
+    def __init__(
+        self, job: Job, variant: Variant, backend: Backend, objective: PolicyObjective | ValueObjective
+    ) -> None:
+        self._backend, self._objective = backend, objective
+        self._optimizer = vars(backend)["optimizer"]  # no part of a backend's role
+        shards = backend.shard.count
+        batch, columns = rows(job, shards * job.tokens // job.length)
+        share = plan_shares(batch.lengths, SequencePacking(), variant.mb, shards)[backend.shard.index]
+        own = {name: [column[row] for row in share.rows] for name, column in columns.items()}
+        self._packs = pack_batch(batch.pick(share.rows), own, share.bins)
+        self._tokens = sum(batch.lengths)
 
-    optimizer = vars(backend)["optimizer"]  # no part of a backend's role
+    def _loss(self, output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
+        return self._objective(output, pack, {})
 
-    def passes() -> None:
-        optimizer.clear()
-        backend.forward_backward(packs, loss)
+    def clear(self) -> None:
+        """Drop the gradient."""
+        self._optimizer.clear()
 
-    def step() -> None:
-        backend.forward_backward(packs, loss)
-        if backend.optim_step(float(sum(batch.lengths))).refused:
+    def passes(self) -> None:
+        """Forward and backward alone."""
+        self.clear()
+        self._backend.forward_backward(self._packs, self._loss)
+
+    def update(self) -> None:
+        """Forward, backward, and the optimizer's step."""
+        self._backend.forward_backward(self._packs, self._loss)
+        if self._backend.optim_step(float(self._tokens)).refused:
             raise RuntimeError("a step was refused: the benchmark's numbers are not finite")
 
-    def infer() -> None:
-        for _ in backend.infer(packs):
+    def infer(self) -> None:
+        """Log-probs or values."""
+        for _ in self._backend.infer(self._packs):
             pass
 
-    found = measure(passes, job)
-    optimizer.clear()
-    return found, measure(step, job), measure(infer, job)
+
+def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
+    """Passes, the whole step, and inference of log-probs or values."""
+    stages = Stages(job, variant, *our_backend(job, variant))
+    found = measure(stages.passes, job)
+    stages.clear()
+    return found, measure(stages.update, job), measure(stages.infer, job)
 
 
 def layout_of(variant: Variant) -> dict[str, object]:

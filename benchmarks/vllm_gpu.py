@@ -1,8 +1,8 @@
-"""vLLM through our engine and vLLM alone: `python benchmarks/vllm_gpu.py ours|alone`; with `ours --sleep` a sync, too.
+"""vLLM through our engine and by its own front door, `LLM.generate`: `python benchmarks/vllm_gpu.py [--sleep]`.
 
-An engine that can sleep schedules step by step: its rates are another column.
-
-On a GPU: random weights of the shape of Qwen2-1.5B in bfloat16; prompts of 128 tokens, 256 new ones, log-probs on.
+On a GPU: random weights of the shape of Qwen2-1.5B in bfloat16; prompts of 128 tokens, 256 new ones, log-probs on, a
+seed for each request. Both write the same requests in turn, in one process and with one vLLM: what differs is the way.
+With `--sleep` the engine is one that can sleep, and a sync of weights is measured part by part.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import fields
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -40,9 +41,24 @@ def prompts(count: int) -> list[list[int]]:
 
 async def through_ours(engine: Engine, count: int) -> float:
     """Tokens a second."""
+    asked = prompts(count)
     start = time.perf_counter()
-    requests = [engine.generate(p, Sampling(NEW, 1.0, seed, ())) for seed, p in enumerate(prompts(count))]
+    requests = [engine.generate(p, Sampling(NEW, 1.0, seed, ())) for seed, p in enumerate(asked)]
     written = sum(len(generation.tokens) for generation in await asyncio.gather(*requests))
+    return written / (time.perf_counter() - start)
+
+
+def alone(llm, count: int) -> float:
+    """Tokens a second."""
+    from vllm import SamplingParams  # type: ignore  # not every checkout has vllm
+
+    asked = [{"prompt_token_ids": p} for p in prompts(count)]
+    start = time.perf_counter()
+    laws = [
+        SamplingParams(max_tokens=NEW, seed=seed, logprobs=0, ignore_eos=True, detokenize=False)
+        for seed in range(count)
+    ]
+    written = sum(len(o.outputs[0].token_ids) for o in llm.generate(asked, laws, use_tqdm=False))
     return written / (time.perf_counter() - start)
 
 
@@ -66,10 +82,15 @@ async def sync_time(engine: Engine, weights: list[tuple[str, torch.Tensor]], ver
     return parts
 
 
-async def ours(model: str, settings: VllmEngine, counts: list[int], rounds: int, can_sleep: bool) -> None:
-    from tandem.rollout.vllm.engine import vllm_engine
+async def measure(model: str, settings: VllmEngine, counts: list[int], rounds: int, can_sleep: bool) -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as ours; and CUDA is in use here, which no fork survives
+    from vllm import LLM  # type: ignore  # as above
 
-    engine = vllm_engine(
+    from tandem.rollout.threaded import ThreadedEngine
+    from tandem.rollout.vllm.decoder import VllmDecoder
+    from tandem.rollout.vllm.engine import engine_args
+
+    args = engine_args(
         settings,
         model=model,
         precision="bfloat16",
@@ -77,56 +98,40 @@ async def ours(model: str, settings: VllmEngine, counts: list[int], rounds: int,
         trust_remote_code=False,
         can_sleep=can_sleep,
     )
+    llm = LLM(**{field.name: getattr(args, field.name) for field in fields(args)})
+    engine = ThreadedEngine(VllmDecoder(llm.llm_engine), name="vllm-engine")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; tokens/s, median of {rounds} (lowest to highest)"
+    )
     for count in counts:
-        rates = [await through_ours(engine, count) for _ in range(rounds + 1)][1:]
-        print(f"ours        {count:5} sequences {statistics.median(rates):9.0f} tok/s")
+        both: list[tuple[float, float]] = []
+        for _ in range(rounds + 1):
+            both.append((await through_ours(engine, count), alone(llm, count)))
+        ours, theirs = zip(*both[1:], strict=True)
+        ratio = statistics.median(a / b for a, b in both[1:])
+        print(f"{count:5} sequences: ours {shown(ours)}, vLLM alone {shown(theirs)}, ratio {ratio:.2f}", flush=True)
     if can_sleep:
         await show_sync(engine, model, rounds)
     await engine.close()
+
+
+def shown(rates: tuple[float, ...]) -> str:
+    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
 
 
 async def show_sync(engine: Engine, model: str, rounds: int) -> None:
     source = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.bfloat16).cuda()
     weights = list(source.named_parameters())
     syncs = [await sync_time(engine, weights, version) for version in range(rounds + 1)][1:]
-    shown = "  ".join(f"{name} {statistics.median(sync[name] for sync in syncs):.1f}" for name in syncs[0])
-    print(f"sync of {sum(t.nbytes for _, t in weights) / GIB:.2f} GiB, ms: {shown}")
-
-
-def alone(model: str, settings: VllmEngine, counts: list[int], rounds: int) -> None:
-    """vLLM by its own front door in this process, asynchronous scheduling as it likes."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as ours; and CUDA is in use here, which no fork survives
-    from vllm import LLM, SamplingParams  # type: ignore  # not every checkout has vllm
-
-    llm = LLM(
-        model=model,
-        dtype="bfloat16",
-        max_model_len=PROMPT + NEW,
-        max_num_seqs=settings.max_num_seqs,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        skip_tokenizer_init=True,
-        logprobs_mode="processed_logprobs",
-    )
-    for count in counts:
-        rates = []
-        for _ in range(rounds + 1):
-            laws = [
-                SamplingParams(max_tokens=NEW, seed=seed, logprobs=0, ignore_eos=True, detokenize=False)
-                for seed in range(count)
-            ]
-            start = time.perf_counter()
-            outputs = llm.generate([{"prompt_token_ids": p} for p in prompts(count)], laws, use_tqdm=False)
-            written = sum(len(output.outputs[0].token_ids) for output in outputs)
-            rates.append(written / (time.perf_counter() - start))
-        print(f"vLLM alone  {count:5} sequences {statistics.median(rates[1:]):9.0f} tok/s")
+    parts = "  ".join(f"{name} {statistics.median(sync[name] for sync in syncs):.1f}" for name in syncs[0])
+    print(f"sync of {sum(t.nbytes for _, t in weights) / GIB:.2f} GiB, ms: {parts}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["ours", "alone"], help="one a process: vLLM gives no GPU memory back")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sleep", action="store_true", help="of ours: an engine that can, and the time of a sync")
+    parser.add_argument("--sleep", action="store_true", help="an engine that can, and the time of a sync")
     parsed = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/vllm_gpu.py needs a CUDA device and the package vllm: none is here")
@@ -134,10 +139,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         torch.manual_seed(0)
         Qwen2ForCausalLM(Qwen2Config(**SHAPE)).to(torch.bfloat16).save_pretrained(directory)
-        if parsed.what == "alone":
-            alone(directory, settings, parsed.sequences, parsed.rounds)
-        else:
-            asyncio.run(ours(directory, settings, parsed.sequences, parsed.rounds, parsed.sleep))
+        asyncio.run(measure(directory, settings, parsed.sequences, parsed.rounds, parsed.sleep))
 
 
 if __name__ == "__main__":

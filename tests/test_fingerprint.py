@@ -48,11 +48,11 @@ def test_what_the_blocks_of_a_tensor_weigh_adds_up(monkeypatch: pytest.MonkeyPat
     for axis, cut in cuts:
         first, rest = whole.narrow(axis, 0, cut), whole.narrow(axis, cut, shape[axis] - cut)
         start = [0] * len(shape)
-        total = weigh(first, shape, start)
+        total = int(weigh(first, shape, start))
         start[axis] = cut
-        assert describe(whole.dtype, shape, total + weigh(rest, shape, start)) == digest(whole)
+        assert describe(whole.dtype, shape, total + int(weigh(rest, shape, start))) == digest(whole)
         start[axis] = 0
-        assert describe(whole.dtype, shape, total + weigh(rest, shape, start)) != digest(whole), "a place matters"
+        assert describe(whole.dtype, shape, total + int(weigh(rest, shape, start))) != digest(whole), "a place matters"
 
 
 def test_the_two_zeros_are_one_number():

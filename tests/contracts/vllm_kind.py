@@ -14,7 +14,7 @@ from tandem.rollout.rows import Decoder, Finished, Row
 from tandem.rollout.stops import Decode
 from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.vllm.decoder import VllmDecoder
-from tandem.rollout.vllm.engine import engine_args
+from tandem.rollout.vllm.engine import engine_args, vllm_decoder
 from tandem.types import Metrics
 from tests.rollout.tiny_models import tiny_model
 
@@ -84,7 +84,7 @@ def decoder_of(architecture: str, tied: bool, max_length: int) -> VllmDecoder:
             trust_remote_code=False,
             can_sleep=False,
         )
-        return VllmDecoder(args)
+        return vllm_decoder(args)
 
 
 def start_vllm(

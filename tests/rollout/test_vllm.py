@@ -24,7 +24,7 @@ from tandem.plane.memory import MemoryPlane
 from tandem.roles import Engine, NamedTensors
 from tandem.rollout.threaded import ThreadedEngine
 from tandem.rollout.vllm.decoder import VllmDecoder, spread
-from tandem.rollout.vllm.engine import engine_args
+from tandem.rollout.vllm.engine import engine_args, vllm_decoder
 from tandem.train.worker import Worker
 from tandem.types import EngineDied, RolloutFailed, Sampling
 from tandem.weights.memory import MemoryCarrier
@@ -189,7 +189,7 @@ def test_two_ranks_that_share_a_model_write_its_law_prove_its_weights_and_die_to
             with pytest.raises(EngineDied):
                 await call
 
-    play(lambda: ThreadedEngine(VllmDecoder(args), name="vllm-engine"), new, scene)
+    play(lambda: ThreadedEngine(vllm_decoder(args), name="vllm-engine"), new, scene)
 
 
 def test_seeds_fit_into_signed_numbers_and_differ_in_their_lower_half():

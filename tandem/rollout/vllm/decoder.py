@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from itertools import count
 
-from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore  # not every checkout has vllm
-from vllm.outputs import RequestOutput  # type: ignore  # as above
-from vllm.sampling_params import RequestOutputKind  # type: ignore  # as above
+from vllm import LLMEngine, SamplingParams  # type: ignore  # not every checkout has vllm
+from vllm.v1.engine import EngineCoreOutput  # type: ignore  # as above
 
 from tandem.roles import Fingerprint, NamedTensors
 from tandem.rollout.loading import check_weights
@@ -22,13 +21,18 @@ SEEDS = 1 << 64
 class VllmDecoder:
     """Plays the Decoder. A row is a request of vLLM; what runs, waits or is preempted there is vLLM's affair.
 
+    Requests go to vLLM's core and tokens come from it as they are drawn. Its front is passed by: it would make a report
+    of every token in Python, which for many rows takes longer than the GPU.
+
     With asynchronous scheduling a step of vLLM's is under way while we read the one before. Whatever changes weights or
     cache first waits for it and takes its tokens: they are of the weights that they were drawn with.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
-        """`args` ask for token ids only, and the log-probs of the processed law."""
-        self._engine = LLMEngine.from_engine_args(args)
+    def __init__(self, engine: LLMEngine) -> None:
+        """It works in this process, on token ids only, and gives the log-probs of the processed law."""
+        self._engine = engine
+        self._core = self._engine.engine_core
+        self._tasks = self._engine.get_supported_tasks()
         model, scheduler = self._engine.vllm_config.model_config, self._engine.vllm_config.scheduler_config
         self.vocabulary: int = model.get_vocab_size()
         self.max_length: int = model.max_model_len
@@ -48,13 +52,14 @@ class VllmDecoder:
         for row in rows:
             name = str(next(self._numbers))
             prompt = {"prompt_token_ids": [*row.prompt, *row.tokens], "cache_salt": str(self._updates)}
-            self._engine.add_request(name, prompt, params_of(row.sampling, self.vocabulary, written=len(row.tokens)))
+            params = params_of(row.sampling, self.vocabulary, written=len(row.tokens))
+            self._core.add_request(self._engine.input_processor.process_inputs(name, prompt, params, self._tasks))
             self._rows[name] = row
 
     def remove(self, row: Row) -> None:
         self._finished = [(other, outcome) for other, outcome in self._finished if other is not row]
         for name in [name for name, other in self._rows.items() if other is row]:
-            self._engine.abort_request([name])
+            self._core.abort_requests([name])
             del self._rows[name]
 
     def step(self) -> list[Finished]:
@@ -63,8 +68,7 @@ class VllmDecoder:
         return finished
 
     def _take_step(self) -> None:
-        for output in self._engine.step():
-            assert isinstance(output, RequestOutput)
+        for output in self._core.get_output().outputs:
             row = self._rows.get(output.request_id)
             if row is None:  # aborted in the middle of this step
                 continue
@@ -73,12 +77,12 @@ class VllmDecoder:
                 continue
             del self._rows[output.request_id]
             if not output.finished:
-                self._engine.abort_request([output.request_id])
+                self._core.abort_requests([output.request_id])
             self._finished.append((row, outcome))
 
     def _settle(self) -> None:
         """Wait for the step that is under way, if there is one, and start none."""
-        core = self._engine.engine_core.engine_core
+        core = self._core.engine_core
         if core.batch_queue is None:
             return
         core.pause_scheduler(mode="keep", clear_cache=False)  # nothing more is scheduled, requests keep their places
@@ -124,7 +128,7 @@ class VllmDecoder:
     def close(self) -> None:
         for row in list(self._rows.values()):
             self.remove(row)
-        self._engine.engine_core.shutdown()
+        self._core.shutdown()
 
 
 def memory_metrics(move: str, before: Sequence[int | None], after: Sequence[int | None]) -> Metrics:
@@ -145,9 +149,7 @@ def params_of(sampling: Sampling, vocabulary: int, *, written: int) -> SamplingP
         stop_token_ids=[token for token in sampling.stop_token_ids if 0 <= token < vocabulary],
         ignore_eos=True,  # the model's own; ours are stop tokens
         logprobs=0,  # of the token drawn
-        flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
     )
 
 
@@ -162,17 +164,16 @@ def spread(seed: int, written: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "big") >> 1
 
 
-def take(row: Row, output: RequestOutput) -> FinishReason | RolloutFailed | None:
+def take(row: Row, output: EngineCoreOutput) -> FinishReason | RolloutFailed | None:
     """Add a step's tokens to a row; why it ends with them, or None. Nothing behind an ending is kept."""
-    (completion,) = output.outputs
-    logprobs = completion.logprobs
-    assert logprobs is not None, "asked for"
-    for token, logprob in zip(completion.token_ids, logprobs.logprobs, strict=True):
+    logprobs = output.new_logprobs
+    assert logprobs is not None or not output.new_token_ids, "asked for"
+    for place, token in enumerate(output.new_token_ids):
         row.tokens.append(token)
-        row.logprobs.append(logprob)
+        row.logprobs.append(float(logprobs.logprobs[place, 0]))  # that of the token drawn comes first
         outcome = ending(row)
         if outcome is not None:
             return outcome
     if output.finished:
-        return RolloutFailed(f"vLLM ended the request early: {completion.finish_reason}", "infrastructure")
+        return RolloutFailed(f"vLLM ended the request early: {output.finish_reason}", "infrastructure")
     return None

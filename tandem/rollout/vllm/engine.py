@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from vllm import EngineArgs  # type: ignore  # not every checkout has vllm
+from vllm import EngineArgs, LLMEngine  # type: ignore  # not every checkout has vllm
 from vllm.platforms import current_platform  # type: ignore  # as above
+from vllm.usage.usage_lib import UsageContext  # type: ignore  # as above
 
 from tandem.config.models import Precision, VllmEngine
 from tandem.rollout.stops import Decode
@@ -33,7 +34,12 @@ def vllm_engine(
         trust_remote_code=trust_remote_code,
         can_sleep=can_sleep,
     )
-    return ThreadedEngine(VllmDecoder(args), name="vllm-engine", decode=decode)
+    return ThreadedEngine(vllm_decoder(args), name="vllm-engine", decode=decode)
+
+
+def vllm_decoder(args: EngineArgs) -> VllmDecoder:
+    """What nobody set (tokens of a pass) vLLM chooses by who asks: as for its own LLM class, which has batches, too."""
+    return VllmDecoder(LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS))
 
 
 def engine_args(
@@ -63,8 +69,7 @@ def engine_args(
         enable_sleep_mode=can_sleep,  # its memory comes from an allocator that can give it back
         skip_tokenizer_init=True,  # token ids in, token ids out
         logprobs_mode="processed_logprobs",  # of the law that is sampled; the default ignores the temperature
-        # A step is scheduled while the one before computes. With sleep that has not been run on a GPU yet.
-        async_scheduling=vllm_device() == "cuda" and not can_sleep,
+        async_scheduling=vllm_device() == "cuda",  # a step is scheduled while the one before computes
         disable_log_stats=True,
         use_tqdm_on_load=False,
         seed=0,  # every request has its own

@@ -15,7 +15,7 @@ from vllm.config import set_current_vllm_config  # type: ignore  # as below
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # type: ignore  # as below
 from vllm.v1.worker.worker_base import WorkerBase  # type: ignore  # not every checkout has vllm
 
-from tandem.fingerprint import describe, weigh
+from tandem.fingerprint import as_numbers, describe, weigh
 from tandem.roles import WeightStream
 from tandem.rollout.loading import Named
 from tandem.rollout.vllm.blocks import HEAD, blocks
@@ -42,15 +42,11 @@ def shapes(worker: WorkerBase) -> dict[str, tuple[int, ...]]:
 
 def weigh_weights(worker: WorkerBase) -> dict[str, Weighed]:
     """This rank's share of the fingerprint. Nothing leaves the device but the sums."""
+    held = list(blocks(worker.get_model()))
+    totals = as_numbers([weigh(block.tensor, block.shape, block.start) for block in held])
     return {
-        block.name: Weighed(
-            block.tensor.dtype,
-            block.shape,
-            block.start,
-            block.tensor.numel(),
-            weigh(block.tensor, block.shape, block.start),
-        )
-        for block in blocks(worker.get_model())
+        block.name: Weighed(block.tensor.dtype, block.shape, block.start, block.tensor.numel(), total)
+        for block, total in zip(held, totals, strict=True)
     }
 
 
