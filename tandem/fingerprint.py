@@ -67,12 +67,15 @@ def weigh(block: torch.Tensor, shape: Sequence[int], start: Sequence[int]) -> to
     total = torch.zeros((), dtype=torch.int64, device=block.device)
     is_fused = values.is_cuda and values.numel() >= CHUNK
     chunk, add_up = (COMPILED_CHUNK, compiled_mix()) if is_fused else (CHUNK, mix)
+    spread = torch.tensor(SPREAD, device=block.device)  # inductor takes a place times a number for 32 bits
     for begin in range(0, values.numel(), chunk):
-        total += add_up(values[begin : begin + chunk], begin, first + 1, columns, row_size)
+        total += add_up(values[begin : begin + chunk], begin, first + 1, columns, row_size, spread)
     return total
 
 
-def mix(values: torch.Tensor, begin: int, first: int, columns: int, stride: int) -> torch.Tensor:
+def mix(
+    values: torch.Tensor, begin: int, first: int, columns: int, stride: int, spread: torch.Tensor
+) -> torch.Tensor:
     """The sum of words mixed with their places, as a signed 64-bit number.
 
     Element i is the one at `begin + i` of a block of so many columns; the block's rows are `stride` apart from `first`.
@@ -84,12 +87,12 @@ def mix(values: torch.Tensor, begin: int, first: int, columns: int, stride: int)
     if values.dtype.itemsize > 1 and values.is_floating_point():
         values = values + 0.0  # -0 becomes 0
     words = values.view(WORDS[values.element_size()]).to(torch.int64)
-    mixed = (words + 1) * MIX ^ place * SPREAD
+    mixed = (words + 1) * MIX ^ place * spread
     return ((mixed ^ (mixed >> 29)) * MIX).sum()
 
 
 @functools.cache
-def compiled_mix() -> Callable[[torch.Tensor, int, int, int, int], torch.Tensor]:
+def compiled_mix() -> Callable[[torch.Tensor, int, int, int, int, torch.Tensor], torch.Tensor]:
     """One kernel that reads each value once; op by op, forty times as many bytes move."""
     return torch.compile(mix, dynamic=True)
 
