@@ -4,7 +4,7 @@ Log-probs, values, policy update, critic update at several lengths of samples, a
 process. Random weights, full rows, bfloat16. MFU is against a square matrix product of the same run, a sync against a
 plain copy of the same bytes. `above` is the peak of a stage over what lay on the device before it.
 
-    python benchmarks/stages.py --lengths 2048 8192 32768 --tokens 65536 --micro-batch 8192 --models actor,critic
+    python benchmarks/stages.py --lengths 2048 8192 32768 --tokens 65536 --micro-batch 8192 --models actor,critic,reference
     python benchmarks/stages.py --shape tiny --device cpu --tokens 256 --lengths 32 64  # tries the code
 """
 
@@ -26,7 +26,11 @@ from tandem.weights.memory import MemoryCarrier
 from tandem.weights.publisher import Publisher
 
 GIB = 1 << 30
-NAMES = {"actor": ("log-probs", "policy update"), "critic": ("values", "critic update")}
+NAMES = {  # of inference, and of an update
+    "actor": ("log-probs", "policy update"),
+    "reference": ("log-probs of a reference",),
+    "critic": ("values", "critic update"),
+}
 
 
 def held(device: str) -> int:
@@ -43,11 +47,11 @@ def stage(job: Job, work: Callable[[], None]) -> tuple[Figures, float]:
 
 
 def rows_of(job: Job, variant: Variant, stages: Stages, peak_tflops: float) -> list[str]:
-    """A row for inference and one for the update."""
+    """A row for inference and one for the update, which a reference has not."""
     tflop = work_of(job, variant)
     lines = []
     parts = ((stages.infer, tflop / 3), (stages.update, tflop))
-    for name, (work, amount) in zip(NAMES[variant.model], parts, strict=True):
+    for name, (work, amount) in zip(NAMES[variant.model], parts, strict=False):
         figures, above = stage(job, work)
         reached = amount / figures.seconds
         cells = (
@@ -116,7 +120,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--tokens", type=int, default=65536, help="of an update")
     parser.add_argument("--micro-batch", type=int, default=8192, help="tokens; a longer sample is one by itself")
-    parser.add_argument("--models", type=lambda text: text.split(","), default=["actor", "critic"])
+    parser.add_argument("--models", type=lambda text: text.split(","), default=["actor", "reference", "critic"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()

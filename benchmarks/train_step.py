@@ -283,7 +283,8 @@ def our_backend(job: Job, variant: Variant) -> tuple[Backend, PolicyObjective | 
         head = TokenLogprobs(model.get_output_embeddings(), temperature=1.0, chunk_size=variant.chunk)
         objective = PolicyObjective(PolicyLoss())
     device = torch.device(job.device, torch.cuda.current_device()) if job.device == "cuda" else torch.device("cpu")
-    return backend_of(config)(model, head, config, total_optimizer_steps=1000, device=device), objective
+    steps = None if variant.model == "reference" else 1000
+    return backend_of(config)(model, head, config, total_optimizer_steps=steps, device=device), objective
 
 
 def matmul_tflops(device: str, size: int) -> float:

@@ -10,6 +10,7 @@ import torch
 
 CHUNK = 1 << 22  # words hashed at one time: bounds the int64 copies to 96 MB
 COMPILED_CHUNK = 1 << 28  # of a GPU's kernel, which makes no copies
+FUSED = 1 << 16  # words that are worth it
 WORD = 1 << 64
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Odd constants of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers.
@@ -65,17 +66,15 @@ def weigh(block: torch.Tensor, shape: Sequence[int], start: Sequence[int]) -> to
         first, columns = first + start[1], block.shape[1]
     values = block.detach().contiguous().view(-1)
     total = torch.zeros((), dtype=torch.int64, device=block.device)
-    is_fused = values.is_cuda and values.numel() >= CHUNK
+    is_fused = values.is_cuda and values.numel() >= FUSED
     chunk, add_up = (COMPILED_CHUNK, compiled_mix()) if is_fused else (CHUNK, mix)
-    spread = torch.tensor(SPREAD, device=block.device)  # inductor takes a place times a number for 32 bits
+    spread = torch.full((), SPREAD, device=block.device)  # inductor takes a place times a number for 32 bits
     for begin in range(0, values.numel(), chunk):
         total += add_up(values[begin : begin + chunk], begin, first + 1, columns, row_size, spread)
     return total
 
 
-def mix(
-    values: torch.Tensor, begin: int, first: int, columns: int, stride: int, spread: torch.Tensor
-) -> torch.Tensor:
+def mix(values: torch.Tensor, begin: int, first: int, columns: int, stride: int, spread: torch.Tensor) -> torch.Tensor:
     """The sum of words mixed with their places, as a signed 64-bit number.
 
     Element i is the one at `begin + i` of a block of so many columns; the block's rows are `stride` apart from `first`.
