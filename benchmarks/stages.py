@@ -4,7 +4,7 @@ Log-probs, values, policy update, critic update at several lengths of samples, a
 process. Random weights, full rows, bfloat16. MFU is against a square matrix product of the same run, a sync against a
 plain copy of the same bytes. `above` is the peak of a stage over what lay on the device before it.
 
-    python benchmarks/stages.py --lengths 2048 8192 32768 --tokens 65536 --micro-batch 8192 --models actor,critic,reference
+    python benchmarks/stages.py [--lengths 2048 8192 32768] [--tokens 65536] [--models actor,reference,critic]
     python benchmarks/stages.py --shape tiny --device cpu --tokens 256 --lengths 32 64  # tries the code
 """
 

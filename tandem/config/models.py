@@ -198,7 +198,7 @@ class TrainedModel(Section):
     """What a policy and a value model share."""
 
     precision: Precision = "bfloat16"  # of the forward and backward pass; weights and optimizer are float32
-    attention: Literal["auto", "sdpa", "varlen"] = "auto"  # auto: varlen on a GPU, sdpa on a CPU
+    attention: Literal["auto", "sdpa", "varlen"] = "auto"  # auto: varlen on a GPU, long samples by cuDNN; sdpa on a CPU
     compile: bool | Literal["auto"] = "auto"  # layers and log-probs through torch.compile; auto: with the varlen kernel
     # What a layer computes again in backward: nothing, all but products and attention, everything.
     activation_checkpointing: Literal["none", "selective", "full"] = "none"

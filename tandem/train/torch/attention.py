@@ -21,9 +21,10 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tandem.train.backend import Pack, send
 from tandem.train.torch.context import Context
+from tandem.train.torch.long_attention import LARGEST_HEAD, attend_in_pack
 
 NAME = "tandem_packed"
-Kernel = Literal["sdpa", "varlen"]
+Kernel = Literal["sdpa", "varlen", "varlen_cudnn"]  # the last sends long sequences to cuDNN
 # Sequences whose lengths round up to the same multiple run as one SDPA call.
 LENGTH_STEP = 16
 # torch 2.11's kernel takes fewer key heads than query heads as they come; later ones want to be told.
@@ -61,6 +62,7 @@ class Layout:
     """How the sequences of one pack lie, in the form that its kernel reads."""
 
     cu_seqlens: Tensor  # int32, for varlen
+    borders: Tensor  # the same on the CPU
     max_length: int
     buckets: tuple[Bucket, ...]  # for sdpa
     slot_P: Tensor  # the slot of each packed token in the concatenated buckets
@@ -95,8 +97,10 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
         buckets.append(Bucket(len(members), length, send(source.minimum(ends[members, None] - 1).flatten(), device)))
         offset += inside.numel()
+    cu_seqlens = torch.tensor(borders, dtype=torch.int32)
     return Layout(
-        cu_seqlens=send(torch.tensor(borders, dtype=torch.int32), device),
+        cu_seqlens=send(cu_seqlens, device),
+        borders=cu_seqlens,
         max_length=max(lengths),
         buckets=tuple(buckets),
         slot_P=send(slots, device),
@@ -146,7 +150,7 @@ def packed_attention(
     query_PD, key_PD, value_PD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     if layout.own is not None:
         key_PD, value_PD = (layout.own.context.gather(x_CD) for x_CD in (key_PD, value_PD))
-    if layout.kernel == "varlen":
+    if layout.kernel != "sdpa":
         return _varlen(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
     return _bucketed(query_PD, key_PD, value_PD, layout, scaling, sliding_window).unsqueeze(0), None
 
@@ -158,10 +162,14 @@ def _varlen(
     if (own := layout.own) is not None:
         key, value = key[own.keys], value[own.keys]
         lengths = own.cu_queries, own.cu_keys, own.max_queries, own.max_keys
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    if layout.kernel == "varlen_cudnn" and own is None and window is None and query.shape[-1] <= LARGEST_HEAD:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend_in_pack(query, key, value, layout.borders, layout.cu_seqlens, scale)[0]
     attended = ATTEND(
-        query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
+        query,
+        key,
+        value,
         *lengths,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),

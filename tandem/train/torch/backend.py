@@ -18,6 +18,7 @@ from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.offload import HostMemory
 from tandem.train.packs import probe_pack
 from tandem.train.sharding import Shard
+from tandem.train.torch import long_attention
 from tandem.train.torch.attention import Kernel, Layout, lay_out, use_packed_attention
 from tandem.train.torch.checkpointing import use_checkpointing
 from tandem.train.torch.compiling import compile_layers, will_compile
@@ -105,7 +106,9 @@ def make_ready(model: PreTrainedModel, head: TokenLogprobs | ValueHead, device: 
 def choose_kernel(config: TrainedModel, device: torch.device) -> Kernel:
     """The attention kernel of this device and precision."""
     if config.attention == "auto":
-        return "varlen" if device.type == "cuda" and config.precision == "bfloat16" else "sdpa"
+        if device.type != "cuda" or config.precision != "bfloat16":
+            return "sdpa"
+        return "varlen_cudnn" if long_attention.is_available(device) else "varlen"
     if config.attention == "varlen" and (device.type != "cuda" or config.precision != "bfloat16"):
         raise ValueError(
             f"attention is varlen, precision {config.precision}, device {device.type}: the varlen kernel needs a GPU "

@@ -10,6 +10,8 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from tandem.train.torch import long_attention  # noqa: F401  # it defines an operator that is named below
+
 aten = torch.ops.aten
 # What costs time: matrix products and attention. Norms, activations and rotations only move bytes.
 KEPT = frozenset(
@@ -21,6 +23,7 @@ KEPT = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.tandem.attend_in_pack.default,
     }
 )
 

@@ -18,7 +18,7 @@ def will_compile(config: TrainedModel, device: torch.device, kernel: Kernel) -> 
     """What `compile` means here. `auto`: where it pays, on a GPU, unless ranks share the layers."""
     shared = config.parallel.shares_layers
     if config.compile == "auto":
-        return device.type == "cuda" and kernel == "varlen" and not shared
+        return device.type == "cuda" and kernel != "sdpa" and not shared
     if config.compile and shared:
         raise ValueError(
             f"compile=true and parallel {config.parallel}: layers that tensor or context ranks share are not compiled; "
@@ -36,7 +36,7 @@ def compile_layers(model: nn.Module, kernel: Kernel, *, trained: bool, selective
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             # The first pack must not be compiled for its own length: another graph would give it other bits later.
-            run = torch.compile(module.forward, dynamic=True, fullgraph=kernel == "varlen", backend=backend)
+            run = torch.compile(module.forward, dynamic=True, fullgraph=kernel != "sdpa", backend=backend)
             module.forward = CompiledLayer(run, trained=trained)
 
 
