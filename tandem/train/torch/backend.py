@@ -257,16 +257,16 @@ class TorchBackend:
 
         At float32 these may be the live tensors: copy before the next step.
         """
-        for name, tensor in self._whole():
-            yield name, tensor.to(self._dtype)
+        return self._whole(self._dtype)
 
-    def _whole(self) -> Iterator[tuple[str, Tensor]]:
+    def _whole(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Cast first: ranks send each other no more digits than are wanted."""
         for name, parameter in self.parameters.items():
-            yield name, whole_of(self._away.read(part_of(parameter)).to(self._device), parameter)
+            yield name, whole_of(self._away.read(part_of(parameter)).to(self._device, dtype), parameter)
 
     def snapshot(self, copy: bool) -> WriteFiles:
         """float32 weights by Hugging Face name, and the optimizer; see `files`."""
-        writes = [keep(self._whole(), WEIGHTS, self._mesh.shard, copy=copy)]
+        writes = [keep(self._whole(torch.float32), WEIGHTS, self._mesh.shard, copy=copy)]
         if self.optimizer is not None:
             writes.append(self.optimizer.snapshot(copy))
         return one_after_the_other(writes)
