@@ -10,9 +10,11 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from tandem.train.torch.products import PRODUCTS
+
 aten = torch.ops.aten
 # What costs time: matrix products and attention. Norms, activations and rotations only move bytes.
-KEPT = frozenset(
+KEPT = PRODUCTS | frozenset(
     {
         aten.mm.default,
         aten.addmm.default,
