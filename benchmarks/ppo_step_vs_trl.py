@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import statistics
 import subprocess
 import sys
@@ -44,7 +45,8 @@ MAY_DIFFER = (OLD_LOGPROBS, "optimizer steps", "padding in passes")
 def run_module(module: str, *arguments: Path) -> None:
     """In a process of its own, so that its peak of memory is its own."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{module} failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
 
@@ -147,6 +149,10 @@ def job_of(asked: argparse.Namespace) -> Job:
 
     if asked.samples % asked.mini_batches:
         raise SystemExit(f"--samples {asked.samples} is no multiple of --mini-batches {asked.mini_batches}")
+    mini_batch = asked.samples // asked.mini_batches
+    micro_batch = asked.trl_micro_batch or (min(8, mini_batch) if cuda else mini_batch)
+    if mini_batch % micro_batch:
+        raise SystemExit(f"a mini-batch of {mini_batch} samples is no multiple of TRL's micro-batch, {micro_batch}")
     return Job(
         directory="",
         model=asked.model,
@@ -161,7 +167,7 @@ def job_of(asked: argparse.Namespace) -> Job:
         steps=asked.steps,
         warmup=asked.warmup,
         threads=asked.threads,
-        micro_batch=asked.trl_micro_batch or (8 if cuda else 0),
+        micro_batch=micro_batch,
         rollout_batch=asked.trl_rollout_batch,
         trl_weights=asked.trl_weights,
         settings=tuple(asked.set),

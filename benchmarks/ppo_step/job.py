@@ -177,6 +177,8 @@ def watch_memory(job: Job, memory: dict[str, int]) -> Generator[None]:
     def look() -> None:
         nonlocal peak
         while not stop.wait(0.02):
+            if not torch.cuda.is_initialized():  # looking would do it, and an engine wants to be the first
+                continue
             free, whole = torch.cuda.mem_get_info()
             peak = max(peak, whole - free)
 

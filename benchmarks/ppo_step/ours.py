@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -175,6 +176,7 @@ def work_of(counts: dict[str, int], generated: int) -> dict[str, int]:
 
 
 def main() -> None:
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as the command line sets it
     job, out = Job.read(Path(sys.argv[1])), Path(sys.argv[2])
     run(job).write(out)
 
