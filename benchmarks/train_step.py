@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import socket
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -30,7 +32,7 @@ from tandem.config.algorithm import MseValueLoss, PolicyLoss
 from tandem.config.models import SequencePacking, TrainedModel
 from tandem.launch.trainers import backend_of
 from tandem.train.backend import Backend, Output, Pack
-from tandem.train.flops import ModelShape, shape_of
+from tandem.train.flops import shape_of
 from tandem.train.heads import TokenLogprobs, ValueHead
 from tandem.train.objectives import PolicyObjective, ValueObjective
 from tandem.train.packs import pack_batch
@@ -38,6 +40,15 @@ from tandem.train.sharding import plan_shares
 from tandem.types import Batch, Metrics
 
 SHAPES: dict[str, dict[str, int]] = {
+    "qwen2-7b": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
     "qwen2-1.5b": {
         "hidden_size": 1536,
         "num_hidden_layers": 28,
@@ -55,6 +66,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 512,
     },
 }
+START = {"cuda": "spawn", "cpu": "fork"}  # ranks on GPUs import anew: CUDA survives no fork
 DEFAULT = ("plain", "plain,mb=4096", "actor,mb=4096,ac=selective", "actor,ac=selective", "critic,ac=selective")
 
 
@@ -104,6 +116,9 @@ class Figures:
     first: float  # seconds of the first one
 
 
+Found = tuple[Figures, Figures | None, Figures | None]  # passes, step, inference
+
+
 def default_variant(model: str) -> Variant:
     """Plain transformers take the step in one piece if nothing else is asked for."""
     return Variant(model, mb=1 << 30) if model == "plain" else Variant(model)
@@ -119,9 +134,8 @@ def parse(text: str) -> Variant:
 
 def fresh_model(job: Job, dtype: torch.dtype) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        **SHAPES[job.shape], tie_word_embeddings=True, max_position_embeddings=32768, attn_implementation="sdpa"
-    )
+    shape = {"tie_word_embeddings": True} | SHAPES[job.shape]
+    config = Qwen2Config(**shape, max_position_embeddings=32768, attn_implementation="sdpa")
     with torch.device(job.device):
         return Qwen2ForCausalLM._from_config(config, dtype=dtype)
 
@@ -157,7 +171,7 @@ def measure(work: Callable[[], None], job: Job) -> Figures:
     return Figures(statistics.median(seconds[job.warmup :]), peak.item(), seconds[0])
 
 
-def plain_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, None]:
+def plain_figures(job: Job, variant: Variant) -> Found:
     """transformers alone: its loss over full logits, its attention, a batch without padding."""
     return (plain_passes(job, variant, torch.bfloat16), plain_step(job, variant), None)
 
@@ -201,8 +215,8 @@ def plain_step(job: Job, variant: Variant) -> Figures:
     return measure(work, job)
 
 
-def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
-    """Passes, the whole step, and inference of log-probs or values."""
+def our_figures(job: Job, variant: Variant) -> Found:
+    """Passes, the whole step, and inference of log-probs or values; passes alone where a step does not fit."""
     backend, objective = our_backend(job, variant)
     shards = backend.shard.count
     batch, columns = rows(job, shards * job.tokens // job.length)
@@ -230,7 +244,10 @@ def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
 
     found = measure(passes, job)
     optimizer.clear()
-    return found, measure(step, job), measure(infer, job)
+    try:  # AdamW's moments come with the first step
+        return found, measure(step, job), measure(infer, job)
+    except torch.OutOfMemoryError:
+        return found, None, None
 
 
 def layout_of(variant: Variant) -> dict[str, object]:
@@ -261,7 +278,6 @@ def our_backend(job: Job, variant: Variant) -> tuple[Backend, PolicyObjective | 
             **layout_of(variant),
         }
     )
-    objective: PolicyObjective | ValueObjective
     if variant.model == "critic":
         head, objective = ValueHead(SHAPES[job.shape]["hidden_size"]), ValueObjective(MseValueLoss())
     else:
@@ -290,25 +306,34 @@ def work_of(job: Job, variant: Variant) -> float:
     critic = variant.model == "critic"
     config = Qwen2Config(**SHAPES[job.shape])
     shape = shape_of(config, 1 if critic else config.vocab_size, head_everywhere=critic)
-    assert isinstance(shape, ModelShape)
     samples = job.tokens // job.length
     asked = samples * (job.length if critic else job.length - 1)
     return shape.forward_backward([job.length] * samples, asked) / 1e12
 
 
-def line(job: Job, variant: Variant, found: tuple[Figures, Figures, Figures | None], peak: float, ranks: int) -> str:
-    passes, step, infer = found
+def figures_of(job: Job, variant: Variant, found: Found, peak: float, ranks: int) -> dict[str, float]:
+    """Tokens a second of all ranks, MFU of each, GiB of the fullest: of passes and step; what was measured of them."""
     sharing = variant.tp * variant.pp * variant.cp  # ranks that compute one share of the samples
     tflop, tokens = work_of(job, variant) / sharing, ranks // sharing * job.tokens
-    cells = [variant.name]
-    for figures in (passes, step):
-        speed = tokens / figures.seconds
-        cells += [f"{speed:,.0f}", f"{tflop / figures.seconds / peak:.2f}", f"{figures.peak:.1f}"]
-    cells += [f"{tokens / infer.seconds:,.0f}" if infer else "", f"{passes.first:.1f}"]
+    shown = {"first_s": found[0].first}
+    for name, figures in zip(("passes", "step"), found, strict=False):
+        if figures is not None:
+            shown[f"{name}_tok_s"] = tokens / figures.seconds
+            shown[f"{name}_mfu"] = tflop / figures.seconds / peak
+            shown[f"{name}_gib"] = figures.peak
+    return shown | ({"infer_tok_s": tokens / found[2].seconds} if found[2] else {})
+
+
+def line(name: str, shown: dict[str, float]) -> str:
+    cells = [name]
+    for part in ("passes", "step"):
+        keys = {f"{part}_tok_s": ",.0f", f"{part}_mfu": ".2f", f"{part}_gib": ".1f"}
+        cells += [format(shown[key], form) if key in shown else "out of memory" for key, form in keys.items()]
+    cells += [f"{shown['infer_tok_s']:,.0f}" if "infer_tok_s" in shown else "", f"{shown['first_s']:.1f}"]
     return "| " + " | ".join(cells) + " |"
 
 
-def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant]) -> None:
+def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant], kept: Path | None) -> None:
     """One rank: all variants, one after the other."""
     if job.device == "cuda":
         torch.cuda.set_device(rank)
@@ -322,14 +347,19 @@ def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant]) -> 
     say(f"{job.shape}, {job.tokens} tokens a step and share, rows of {job.length}, {job.precision}; {job.steps} steps")
     if ranks > 1:
         say(f"an all-reduce of float32 reaches {all_reduce_gbytes_s(job.device, 1 << 28):.1f} GB/s")
-    say("| variant | passes tok/s | MFU | peak GiB | step tok/s | MFU | peak GiB | infer tok/s | first passes, s |")
-    say("|---" * 9 + "|")
+    columns = "passes tok/s | MFU | peak GiB | step tok/s | MFU | peak GiB | infer tok/s | first passes, s"
+    say(f"| variant | {columns} |\n" + "|---" * 9 + "|")
     for variant in variants:
         try:
-            found = (plain_figures if variant.model == "plain" else our_figures)(job, variant)
-            say(line(job, variant, found, peak, ranks), flush=True)
+            measured = plain_figures if variant.model == "plain" else our_figures
+            shown = figures_of(job, variant, measured(job, variant), peak, ranks)
+            say(line(variant.name, shown), flush=True)
         except torch.OutOfMemoryError:
+            shown = {}
             say(f"| {variant.name} | out of memory |", flush=True)
+        if rank == 0 and kept is not None:
+            with kept.open("a", encoding="utf-8") as file:
+                print(json.dumps({"shape": job.shape, "variant": variant.name, "ranks": ranks} | shown), file=file)
         torch._dynamo.reset()
         gc.collect()
         if job.device == "cuda":
@@ -354,16 +384,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="a file that each row is appended to as a JSON object")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     names = ("shape", "tokens", "length", "precision", "steps", "warmup", "device")
     job = Job(**{name: vars(asked)[name] for name in names})
-    if asked.ranks == 1:
-        run(0, 1, 0, job, asked.variants)
-        return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    arguments = (asked.ranks, free_port(), job, asked.variants)
-    multiprocessing.spawn(run, args=arguments, nprocs=asked.ranks)
+    if asked.ranks == 1:
+        return run(0, 1, 0, job, asked.variants, asked.json)
+    arguments, method = (asked.ranks, free_port(), job, asked.variants, asked.json), START[asked.device]
+    multiprocessing.start_processes(run, arguments, nprocs=asked.ranks, start_method=method)
 
 
 if __name__ == "__main__":
