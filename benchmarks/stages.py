@@ -18,8 +18,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from train_step import SHAPES, Figures, Job, Stages, Variant, fresh_model, matmul_tflops, measure, our_backend, work_of
 
+from benchmarks.trained_model import (
+    SHAPES,
+    Figures,
+    Job,
+    Stages,
+    Variant,
+    fresh_model,
+    matmul_tflops,
+    measure,
+    our_backend,
+    work_of,
+)
 from tandem.rollout.transformers import transformers_engine
 from tandem.train.backend import Backend
 from tandem.weights.memory import MemoryCarrier

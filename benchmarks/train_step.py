@@ -13,151 +13,40 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
-import socket
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
-from tandem.config.algorithm import MseValueLoss, PolicyLoss
-from tandem.config.models import SequencePacking, TrainedModel
-from tandem.launch.trainers import backend_of
-from tandem.train.backend import Backend, Output, Pack
-from tandem.train.flops import ModelShape, shape_of
-from tandem.train.heads import TokenLogprobs, ValueHead
-from tandem.train.objectives import PolicyObjective, ValueObjective
-from tandem.train.packs import pack_batch
-from tandem.train.sharding import plan_shares
-from tandem.types import Batch, Metrics
+from benchmarks.trained_model import (
+    SHAPES,
+    START,
+    Figures,
+    Job,
+    Stages,
+    Variant,
+    free_port,
+    fresh_model,
+    matmul_tflops,
+    measure,
+    our_backend,
+    parse,
+    rows,
+    work_of,
+)
 
-SHAPES: dict[str, dict[str, int]] = {
-    "qwen2-1.5b": {
-        "hidden_size": 1536,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "intermediate_size": 8960,
-        "vocab_size": 151936,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "vocab_size": 512,
-    },
-}
 DEFAULT = ("plain", "plain,mb=4096", "actor,mb=4096,ac=selective", "actor,ac=selective", "critic,ac=selective")
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One row of the table."""
-
-    model: str = "actor"
-    mb: int = 8192
-    ac: str = "none"
-    compile: str = "auto"
-    chunk: int = 1024
-    backend: str = "torch"
-    dp: str = "auto"
-    keep: str = "false"
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    sp: str = "false"
-
-    @property
-    def name(self) -> str:
-        """As it is asked for."""
-        default = vars(default_variant(self.model))
-        return ",".join([self.model, *(f"{key}={value}" for key, value in vars(self).items() if value != default[key])])
+Found = tuple[Figures, Figures | None, Figures | None]  # passes, step, inference
 
 
-@dataclass(frozen=True)
-class Job:
-    """What all variants of a run share."""
-
-    shape: str
-    tokens: int  # of a step, for each rank that has samples of its own
-    length: int
-    precision: str
-    steps: int
-    warmup: int
-    device: str
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Seconds of a step (median) and the peak of memory in GiB while it ran, of the fullest rank."""
-
-    seconds: float
-    peak: float
-    first: float  # seconds of the first one
-
-
-def default_variant(model: str) -> Variant:
-    """Plain transformers take the step in one piece if nothing else is asked for."""
-    return Variant(model, mb=1 << 30) if model == "plain" else Variant(model)
-
-
-def parse(text: str) -> Variant:
-    """`model,option=value,...`"""
-    model, *options = text.split(",")
-    values = dict(option.split("=") for option in options)
-    numbers = {name: int(values[name]) for name in ("mb", "chunk", "tp", "pp", "cp") if name in values}
-    return replace(default_variant(model), **(values | numbers))
-
-
-def fresh_model(job: Job, dtype: torch.dtype) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        **SHAPES[job.shape], tie_word_embeddings=True, max_position_embeddings=32768, attn_implementation="sdpa"
-    )
-    with torch.device(job.device):
-        return Qwen2ForCausalLM._from_config(config, dtype=dtype)
-
-
-def rows(job: Job, samples: int) -> tuple[Batch, dict[str, list[Tensor]]]:
-    """Every token but the first of a row is in the loss."""
-    draw = torch.Generator().manual_seed(0)
-    n, vocabulary = job.length, SHAPES[job.shape]["vocab_size"]
-    noise = {"old_logprobs": -11.9, "gen_logprobs": -11.9, "advantages": 0.0, "values": 0.0, "returns": 0.0}
-    columns = {name: [at + 0.1 * torch.randn(n, generator=draw) for _ in range(samples)] for name, at in noise.items()}
-    columns["tokens"] = [torch.randint(vocabulary, (n,), generator=draw) for _ in range(samples)]
-    columns["mask"] = [torch.arange(n) > 0 for _ in range(samples)]
-    columns["weights"] = columns["value_weights"] = [mask.float() for mask in columns["mask"]]
-    return Batch(tuple(range(samples)), (n,) * samples, tuple(range(samples))), columns
-
-
-def measure(work: Callable[[], None], job: Job) -> Figures:
-    """After warm-up. Every rank measures; they wait for each other in the work itself."""
-    cuda, seconds = job.device == "cuda", []
-    for step in range(job.warmup + job.steps):
-        if cuda:
-            torch.cuda.synchronize()
-        if cuda and step == job.warmup:
-            torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        work()
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    peak = torch.tensor(torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0, device=job.device)
-    if dist.is_initialized():  # stages of a pipeline hold different parts
-        dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return Figures(statistics.median(seconds[job.warmup :]), peak.item(), seconds[0])
-
-
-def plain_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, None]:
+def plain_figures(job: Job, variant: Variant) -> Found:
     """transformers alone: its loss over full logits, its attention, a batch without padding."""
     return (plain_passes(job, variant, torch.bfloat16), plain_step(job, variant), None)
 
@@ -201,97 +90,15 @@ def plain_step(job: Job, variant: Variant) -> Figures:
     return measure(work, job)
 
 
-class Stages:
-    """What one of our models does with a batch of the job, as functions without arguments."""
-
-    def __init__(
-        self, job: Job, variant: Variant, backend: Backend, objective: PolicyObjective | ValueObjective
-    ) -> None:
-        self._backend, self._objective = backend, objective
-        self._optimizer = vars(backend)["optimizer"]  # no part of a backend's role
-        shards = backend.shard.count
-        batch, columns = rows(job, shards * job.tokens // job.length)
-        share = plan_shares(batch.lengths, SequencePacking(), variant.mb, shards)[backend.shard.index]
-        own = {name: [column[row] for row in share.rows] for name, column in columns.items()}
-        self._packs = pack_batch(batch.pick(share.rows), own, share.bins)
-        self._tokens = sum(batch.lengths)
-
-    def _loss(self, output: Output, pack: Pack) -> tuple[Tensor, Metrics]:
-        return self._objective(output, pack, {})
-
-    def clear(self) -> None:
-        """Drop the gradient."""
-        self._optimizer.clear()
-
-    def passes(self) -> None:
-        """Forward and backward alone."""
-        self.clear()
-        self._backend.forward_backward(self._packs, self._loss)
-
-    def update(self) -> None:
-        """Forward, backward, and the optimizer's step."""
-        self._backend.forward_backward(self._packs, self._loss)
-        if self._backend.optim_step(float(self._tokens)).refused:
-            raise RuntimeError("a step was refused: the benchmark's numbers are not finite")
-
-    def infer(self) -> None:
-        """Log-probs or values."""
-        for _ in self._backend.infer(self._packs):
-            pass
-
-
-def our_figures(job: Job, variant: Variant) -> tuple[Figures, Figures, Figures]:
-    """Passes, the whole step, and inference of log-probs or values."""
+def our_figures(job: Job, variant: Variant) -> Found:
+    """Passes, the whole step, and inference of log-probs or values; passes alone where a step does not fit."""
     stages = Stages(job, variant, *our_backend(job, variant))
     found = measure(stages.passes, job)
     stages.clear()
-    return found, measure(stages.update, job), measure(stages.infer, job)
-
-
-def layout_of(variant: Variant) -> dict[str, object]:
-    """The sections that say how the model lies on its ranks."""
-    if variant.backend == "torch":
-        dp = None if variant.dp == "auto" else variant.dp
-        return {"parallel": {"data_parallel": dp, "keep_gathered": variant.keep == "true"}}
-    return {
-        "backend": {
-            "name": "megatron",
-            "tensor_model_parallel_size": variant.tp,
-            "pipeline_model_parallel_size": variant.pp,
-            "context_parallel_size": variant.cp,
-            "sequence_parallel": variant.sp == "true",
-        }
-    }
-
-
-def our_backend(job: Job, variant: Variant) -> tuple[Backend, PolicyObjective | ValueObjective]:
-    model = fresh_model(job, torch.float32)
-    if variant.backend == "megatron":  # it reads the weights from the host's memory
-        model = model.cpu()
-    config = TrainedModel.model_validate(
-        {
-            "precision": job.precision,
-            "activation_checkpointing": variant.ac,
-            "compile": {"auto": "auto"}.get(variant.compile, variant.compile == "true"),
-            **layout_of(variant),
-        }
-    )
-    objective: PolicyObjective | ValueObjective
-    if variant.model == "critic":
-        head, objective = ValueHead(SHAPES[job.shape]["hidden_size"]), ValueObjective(MseValueLoss())
-    else:
-        head = TokenLogprobs(model.get_output_embeddings(), temperature=1.0, chunk_size=variant.chunk)
-        objective = PolicyObjective(PolicyLoss())
-    device = torch.device(job.device, torch.cuda.current_device()) if job.device == "cuda" else torch.device("cpu")
-    steps = None if variant.model == "reference" else 1000
-    return backend_of(config)(model, head, config, total_optimizer_steps=steps, device=device), objective
-
-
-def matmul_tflops(device: str, size: int) -> float:
-    """What a square bfloat16 product reaches here, on random numbers."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    job = Job("", 0, 0, "", steps=20, warmup=5, device=device)
-    return 2 * size**3 / measure(lambda: torch.mm(a, b), job).seconds / 1e12
+    try:  # AdamW's moments come with the first step
+        return found, measure(stages.update, job), measure(stages.infer, job)
+    except torch.OutOfMemoryError:
+        return found, None, None
 
 
 def all_reduce_gbytes_s(device: str, size: int) -> float:
@@ -301,30 +108,29 @@ def all_reduce_gbytes_s(device: str, size: int) -> float:
     return size / measure(lambda: dist.all_reduce(x), job).seconds / 1e9
 
 
-def work_of(job: Job, variant: Variant) -> float:
-    """TFLOP of forward and backward of one share of the samples."""
-    critic = variant.model == "critic"
-    config = Qwen2Config(**SHAPES[job.shape])
-    shape = shape_of(config, 1 if critic else config.vocab_size, head_everywhere=critic)
-    assert isinstance(shape, ModelShape)
-    samples = job.tokens // job.length
-    asked = samples * (job.length if critic else job.length - 1)
-    return shape.forward_backward([job.length] * samples, asked) / 1e12
-
-
-def line(job: Job, variant: Variant, found: tuple[Figures, Figures, Figures | None], peak: float, ranks: int) -> str:
-    passes, step, infer = found
+def figures_of(job: Job, variant: Variant, found: Found, peak: float, ranks: int) -> dict[str, float]:
+    """Tokens a second of all ranks, MFU of each, GiB of the fullest: of passes and step; what was measured of them."""
     sharing = variant.tp * variant.pp * variant.cp  # ranks that compute one share of the samples
     tflop, tokens = work_of(job, variant) / sharing, ranks // sharing * job.tokens
-    cells = [variant.name]
-    for figures in (passes, step):
-        speed = tokens / figures.seconds
-        cells += [f"{speed:,.0f}", f"{tflop / figures.seconds / peak:.2f}", f"{figures.peak:.1f}"]
-    cells += [f"{tokens / infer.seconds:,.0f}" if infer else "", f"{passes.first:.1f}"]
+    shown = {"first_s": found[0].first}
+    for name, figures in zip(("passes", "step"), found, strict=False):
+        if figures is not None:
+            shown[f"{name}_tok_s"] = tokens / figures.seconds
+            shown[f"{name}_mfu"] = tflop / figures.seconds / peak
+            shown[f"{name}_gib"] = figures.peak
+    return shown | ({"infer_tok_s": tokens / found[2].seconds} if found[2] else {})
+
+
+def line(name: str, shown: dict[str, float]) -> str:
+    cells = [name]
+    for part in ("passes", "step"):
+        keys = {f"{part}_tok_s": ",.0f", f"{part}_mfu": ".2f", f"{part}_gib": ".1f"}
+        cells += [format(shown[key], form) if key in shown else "out of memory" for key, form in keys.items()]
+    cells += [f"{shown['infer_tok_s']:,.0f}" if "infer_tok_s" in shown else "", f"{shown['first_s']:.1f}"]
     return "| " + " | ".join(cells) + " |"
 
 
-def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant]) -> None:
+def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant], kept: Path | None) -> None:
     """One rank: all variants, one after the other."""
     if job.device == "cuda":
         torch.cuda.set_device(rank)
@@ -338,26 +144,25 @@ def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant]) -> 
     say(f"{job.shape}, {job.tokens} tokens a step and share, rows of {job.length}, {job.precision}; {job.steps} steps")
     if ranks > 1:
         say(f"an all-reduce of float32 reaches {all_reduce_gbytes_s(job.device, 1 << 28):.1f} GB/s")
-    say("| variant | passes tok/s | MFU | peak GiB | step tok/s | MFU | peak GiB | infer tok/s | first passes, s |")
-    say("|---" * 9 + "|")
+    columns = "passes tok/s | MFU | peak GiB | step tok/s | MFU | peak GiB | infer tok/s | first passes, s"
+    say(f"| variant | {columns} |\n" + "|---" * 9 + "|")
     for variant in variants:
         try:
-            found = (plain_figures if variant.model == "plain" else our_figures)(job, variant)
-            say(line(job, variant, found, peak, ranks), flush=True)
+            measured = plain_figures if variant.model == "plain" else our_figures
+            shown = figures_of(job, variant, measured(job, variant), peak, ranks)
+            say(line(variant.name, shown), flush=True)
         except torch.OutOfMemoryError:
+            shown = {}
             say(f"| {variant.name} | out of memory |", flush=True)
+        if rank == 0 and kept is not None:
+            with kept.open("a", encoding="utf-8") as file:
+                print(json.dumps({"shape": job.shape, "variant": variant.name, "ranks": ranks} | shown), file=file)
         torch._dynamo.reset()
         gc.collect()
         if job.device == "cuda":
             torch.cuda.empty_cache()
     if ranks > 1:
         dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def main() -> None:
@@ -370,16 +175,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="a file that each row is appended to as a JSON object")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     names = ("shape", "tokens", "length", "precision", "steps", "warmup", "device")
     job = Job(**{name: vars(asked)[name] for name in names})
-    if asked.ranks == 1:
-        run(0, 1, 0, job, asked.variants)
-        return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    arguments = (asked.ranks, free_port(), job, asked.variants)
-    multiprocessing.spawn(run, args=arguments, nprocs=asked.ranks)
+    if asked.ranks == 1:
+        return run(0, 1, 0, job, asked.variants, asked.json)
+    arguments, method = (asked.ranks, free_port(), job, asked.variants, asked.json), START[asked.device]
+    multiprocessing.start_processes(run, arguments, nprocs=asked.ranks, start_method=method)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Long sequences of a pack through cuDNN: the result and the gradients of plain attention, whatever lies beside them."""
+"""Long sequences of a pack through cuDNN: result and gradients of plain attention, whatever lies beside them."""
 
 from __future__ import annotations
 
