@@ -1,4 +1,4 @@
-"""A model's forward pass as the decode batch calls it: any causal LM through its modules, Llama's family in fewer operations."""
+"""A forward pass as the decode batch calls it: any causal LM as it is, Llama's family in fewer operations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from tandem.rollout.fused import FusedForward, is_fusible
 from tandem.rollout.kv_cache import DecodeView, PrefillView
+from tandem.rollout.products import best_product
 
 
 class Forward(Protocol):
@@ -44,4 +45,4 @@ class ModuleForward:
 
 def forward_of(model: PreTrainedModel, max_length: int) -> Forward:
     """The quickest for this model here; texts stay within `max_length` positions."""
-    return FusedForward(model, max_length) if is_fusible(model) else ModuleForward(model)
+    return FusedForward(model, max_length, best_product(model)) if is_fusible(model) else ModuleForward(model)
