@@ -22,15 +22,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tandem import onednn
 from tandem.fingerprint import fingerprint
 from tandem.rollout.attention import install_attention
 from tandem.rollout.forward import Forward, ModuleForward, forward_of
 from tandem.rollout.fused import FusedForward, is_fusible
 from tandem.rollout.kv_cache import DecodeView, PrefillView, SlotCache
-from tandem.rollout.products import OneDnnLinear, Product, best_product, install_products, onednn
+from tandem.rollout.products import OneDnnLinear, Product, best_product, install_products
 from tandem.rollout.transformers import transformers_engine
 from tandem.types import Generation, Sampling
-from tests.rollout.tiny_models import VOCABULARY, full_logits, tiny_model
+from tests.rollout.tiny_models import VOCABULARY, full_logits
 
 ROWS, PROMPT = 16, 16
 SHAPE = {
@@ -66,7 +67,7 @@ OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
     "angles that follow the length": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=DYNAMIC)),
     "bfloat16": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16(),
 }
-PRODUCTS = [linear, pytest.param(onednn, marks=pytest.mark.skipif(best_product(tiny_model()) is linear, reason="AVX2"))]
+PRODUCTS = [linear, pytest.param(onednn.linear, marks=pytest.mark.skipif(not onednn.pays(), reason="not used here"))]
 
 
 def made(build: Callable[[], PreTrainedModel], seed: int = 0) -> PreTrainedModel:
@@ -172,7 +173,7 @@ def test_hooks_and_parameters_of_linear_layers_stay():
     full_logits(model, [1, 2, 3])
     assert (calls, names) == ([1], [name for name, _ in model.named_parameters()])
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert isinstance(model.lm_head, OneDnnLinear) == (best_product(model) is onednn)
+    assert isinstance(model.lm_head, OneDnnLinear) == onednn.pays() == (best_product(model) is onednn.linear)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
