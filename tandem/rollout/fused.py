@@ -1,4 +1,4 @@
-"""The forward pass of Llama's family in a third of the operations: what a decode step on a CPU spends its time on.
+"""The forward pass of Llama's family in fewer operations: what a decode step on a CPU spends its time on.
 
 The queries, keys and values of a layer are one product, so are gate and up; angles come from a table; none of
 transformers' modules between the embedding and the head is called. The weights are the model's own parameters: those
