@@ -1,4 +1,4 @@
-"""An engine against `model.generate` per batch: `python benchmarks/rollout.py [--threads N] [--engine vllm]`.
+"""An engine against `model.generate` per batch: `python benchmarks/rollout.py [--engine vllm] [--only 256]`.
 
 All run the quickstart model in float32 on the same prompts, alternating, in one process. Ours returns the log-probs of
 the sampled law, which PPO needs; the peer runs with them (from its logits) and without. Tokens count to each row's end.
@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,9 +23,18 @@ from tandem.rollout.transformers import transformers_engine
 from tandem.types import Sampling
 
 MODEL = Path(__file__).parents[1] / "tandem" / "assets" / "quickstart"
-SLOTS, SAMPLES, LENGTH = 64, 4, 512
+SAMPLES, LENGTH = 4, 512
 
 Request = tuple[Sequence[int], Sampling]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests that are sent at once, and how many of them may be written together on either side."""
+
+    name: str
+    slots: int
+    requests: list[Request]
 
 
 def quickstart_prompts(count: int) -> list[list[int]]:
@@ -42,24 +51,30 @@ def groups(prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Request
     ]
 
 
-def cases(stop: int) -> dict[str, list[Request]]:
-    """The quickstart's step; the same with every row of full length; and a heavy tail of lengths (Pareto, 8 to 256)."""
+def cases(stop: int) -> list[Case]:
+    """The quickstart's step; rows of one length, 64 to 1,024 at once; a heavy tail of lengths (Pareto, 8 to 256)."""
     short = Sampling(28, 1.0, 0, (stop,))
+    full = replace(short, stop_token_ids=())
     dice = random.Random(0)
-    tail = groups(quickstart_prompts(64), replace(short, stop_token_ids=()))
-    tail = [(p, replace(law, max_new_tokens=min(256, int(8 * dice.paretovariate(0.9))))) for p, law in tail]
-    return {
-        "16 x 4, 28 new tokens, stop token": groups(quickstart_prompts(16), short),
-        "16 x 4, 28 new tokens, no stop": groups(quickstart_prompts(16), replace(short, stop_token_ids=())),
-        "64 x 4, heavy-tailed lengths": tail,
-    }
+    tail = [
+        (prompt, replace(law, max_new_tokens=min(256, int(8 * dice.paretovariate(0.9)))))
+        for prompt, law in groups(quickstart_prompts(64), full)
+    ]
+    return [
+        Case("16 x 4, 28 new tokens, stop token", 64, groups(quickstart_prompts(16), short)),
+        *(
+            Case(f"{slots} rows at once, 28 new tokens", slots, groups(quickstart_prompts(slots // SAMPLES), full))
+            for slots in (64, 256, 1024)
+        ),
+        Case("64 x 4 on 64 slots, heavy tail", 64, tail),
+    ]
 
 
-def run_peer(model: LlamaForCausalLM, requests: Sequence[Request], pad: int, *, with_logprobs: bool) -> int:
+def run_peer(model: LlamaForCausalLM, case: Case, pad: int, *, with_logprobs: bool) -> int:
     """Batches of as many rows as we have slots; a batch ends with its longest row, as `generate` does."""
     written = 0
-    for start in range(0, len(requests), SLOTS):
-        part = requests[start : start + SLOTS]
+    for start in range(0, len(case.requests), case.slots):
+        part = case.requests[start : start + case.slots]
         width = max(len(prompt) for prompt, _ in part)
         longest = max(law.max_new_tokens for _, law in part)
         ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt, _ in part])
@@ -90,16 +105,16 @@ def own_length(row: list[int], law: Sampling) -> int:
     return min([*ends, law.max_new_tokens, len(row)])
 
 
-def build(engine: str, model: LlamaForCausalLM) -> Engine:
+def build(engine: str, model: LlamaForCausalLM, slots: int) -> Engine:
     """Either engine, with as many slots."""
     if engine == "transformers":
         pad = model.config.pad_token_id
         return transformers_engine(
-            model, max_concurrent_samples=SLOTS, max_total_sequence_length=LENGTH, pad_token_id=pad
+            model, max_concurrent_samples=slots, max_total_sequence_length=LENGTH, pad_token_id=pad
         )
     from tandem.rollout.vllm.engine import vllm_engine
 
-    section = VllmEngine(name="vllm", max_num_seqs=SLOTS, kv_cache_memory_bytes=256 << 20, enforce_eager=True)
+    section = VllmEngine(name="vllm", max_num_seqs=slots, kv_cache_memory_bytes=256 << 20, enforce_eager=True)
     return vllm_engine(
         section,
         model=str(MODEL),
@@ -110,31 +125,36 @@ def build(engine: str, model: LlamaForCausalLM) -> Engine:
     )
 
 
-async def compare(rounds: int, kind: str) -> None:
-    model, peer = (LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval() for _ in range(2))
-    pad, stop = model.config.pad_token_id, model.config.eos_token_id
+async def compare(rounds: int, kind: str, only: str) -> None:
+    peer = load()
     peer.generation_config.eos_token_id = None
-    engine = build(kind, model)
-
-    async def ours(requests: Sequence[Request]) -> int:
-        generations = await asyncio.gather(*[engine.generate(prompt, law) for prompt, law in requests])
-        return sum(len(generation.tokens) for generation in generations)
-
     print(f"{'tokens/s, median (ratio: wall, CPU)':36} {'ours':>7} {'generate':>9} {'':11} {'+ log-probs':>12}")
-    for name, requests in cases(stop).items():
-        runs: list[list[tuple[float, float]]] = [[], [], []]
-        for _ in range(rounds + 1):
+    for case in cases(peer.config.eos_token_id):
+        if only in case.name:
+            engine = build(kind, load(), case.slots)
+            await compare_case(case, rounds, engine, peer)
+            await engine.close()
+
+
+def load() -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+async def compare_case(case: Case, rounds: int, engine: Engine, peer: LlamaForCausalLM) -> None:
+    """One line of the table. The first round warms up."""
+    pad = peer.config.pad_token_id
+    runs: list[list[tuple[float, float]]] = [[], [], []]
+    for _ in range(rounds + 1):
+        start = clocks()
+        generations = await asyncio.gather(*[engine.generate(prompt, law) for prompt, law in case.requests])
+        runs[0].append(rates(start, sum(len(generation.tokens) for generation in generations)))
+        for column, with_logprobs in ((1, False), (2, True)):
             start = clocks()
-            written = await ours(requests)
-            runs[0].append(rates(start, written))
-            for column, with_logprobs in ((1, False), (2, True)):
-                start = clocks()
-                written = run_peer(peer, requests, pad, with_logprobs=with_logprobs)
-                runs[column].append(rates(start, written))
-        (us, us_cpu), *peers = ([statistics.median(rate) for rate in zip(*run[1:], strict=True)] for run in runs)
-        shown = [f"{wall:9.0f} {us / wall:5.2f} {us_cpu / cpu:5.2f}" for wall, cpu in peers]
-        print(f"{name:36} {us:7.0f} {'   '.join(shown)}")
-    await engine.close()
+            written = run_peer(peer, case, pad, with_logprobs=with_logprobs)
+            runs[column].append(rates(start, written))
+    (us, us_cpu), *peers = ([statistics.median(rate) for rate in zip(*run[1:], strict=True)] for run in runs)
+    shown = [f"{wall:9.0f} {us / wall:5.2f} {us_cpu / cpu:5.2f}" for wall, cpu in peers]
+    print(f"{case.name:36} {us:7.0f} {'   '.join(shown)}", flush=True)
 
 
 def clocks() -> tuple[float, float]:
@@ -153,9 +173,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--only", default="", help="a part of a case's name")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    asyncio.run(compare(arguments.rounds, arguments.engine))
+    asyncio.run(compare(arguments.rounds, arguments.engine, arguments.only))
 
 
 if __name__ == "__main__":

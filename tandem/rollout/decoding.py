@@ -2,13 +2,12 @@
 
 A row's bits do not depend on its company (float32 on a CPU, tests/rollout/test_batch_invariance.py):
 - matrix products see a multiple of 16 rows, prompts are padded to a multiple of 16 tokens;
-- attention sees a multiple of 64 positions; what lies beyond a row's length is masked with -inf: exact zeros;
+- attention sees a multiple of 16 positions; what lies beyond a row's length is masked with -inf: exact zeros;
 - randomness is a function of (seed, position) alone.
 """
 
 from __future__ import annotations
 
-import inspect
 from array import array
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tandem.fingerprint import fingerprint
 from tandem.roles import Fingerprint, NamedTensors
+from tandem.rollout.forward import forward_of
 from tandem.rollout.kv_cache import LENGTH_STEP, ROW_STEP, DecodeView, PrefillView, SlotCache, round_up
 from tandem.rollout.law import Law, draw
 from tandem.rollout.loading import load_weights
@@ -37,8 +37,8 @@ class DecodeBatch:
         self.max_length = max_length
         self._pad = pad_token_id
         self._cache = SlotCache(config.num_hidden_layers, max_rows, max_length)
-        # transformers 5.24 renamed past_key_values to cache.
-        self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        with torch.no_grad():
+            self._forward = forward_of(model, round_up(max_length, ROW_STEP))
         self._max_rows = max_rows
         self._slots: list[Row | None] = [None] * round_up(max_rows, ROW_STEP)
         # What a new row may copy: the text that one prefill under the present weights cached. Bytes keep their hash.
@@ -138,21 +138,8 @@ class DecodeBatch:
             texts = [[*text, *[self._pad] * (padded - len(text))] for _, text in part]
             slots = torch.tensor([slot for slot, _ in part], device=self._device)
             view = PrefillView(self._cache, slots)
-            self._forward(torch.tensor(texts, device=self._device), positions.expand(len(part), -1), mask, view)
-
-    def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, view: PrefillView | DecodeView
-    ) -> torch.Tensor:
-        """Logits [N, V] after the last position."""
-        output = self._model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask.view(-1, 1, *mask.shape[-2:]),
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: view},
-        )
-        return output.logits[:, -1]
+            tokens = torch.tensor(texts, device=self._device)
+            self._forward(tokens, positions.expand(len(part), -1), mask[None, None], view)
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -163,7 +150,7 @@ class DecodeBatch:
         self._cache.reserve(self._width, length)
         mask_NT = torch.where(self._arange(length) <= self._position_N[:, None], 0.0, -torch.inf).to(self._model.dtype)
         view = DecodeView(self._cache, self._slot_N, self._position_N, length)
-        logits_NV = self._forward(self._token_N[:, None], self._position_N[:, None], mask_NT[:, None], view)
+        logits_NV = self._forward(self._token_N[:, None], self._position_N[:, None], mask_NT[:, None, None], view)
         self._position_N = self._position_N + 1
         self._length += 1
         self._token_N, logprob_N = draw(logits_NV, self._law, self._position_N)

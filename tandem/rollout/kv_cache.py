@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-LENGTH_STEP = 64  # attention sees a multiple of this: few distinct shapes, and one order of summation
+LENGTH_STEP = 16  # attention sees a multiple of this: one order of summation (tests/rollout/test_attention.py)
 ROW_STEP = 16  # rows of a decode batch: MKL's float32 products are bit-equal a row for every multiple of 16
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.train.torch.products import pays, times_transposed, use_onednn
+from tandem import onednn
+from tandem.train.torch.products import use_onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 SHAPES = [(64, 128), (128, 384), (384, 128), (96, 64)]
@@ -41,16 +42,16 @@ def test_what_needs_no_gradient_gets_none():
     assert module.weight.grad is None
 
 
-@pytest.mark.skipif(not pays(), reason="measured where it is used")
+@pytest.mark.skipif(not onednn.pays(), reason="measured where it is used")
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_a_row_has_the_same_bits_in_any_pack_and_with_any_threads(outputs: int, inputs: int):
     weight, x = drawn(outputs, inputs), drawn(2048, inputs, seed=1)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        whole = times_transposed(x, weight)
+        whole = onednn.linear(x, weight, None)
         torch.set_num_threads(1)
         for rows in (16, 48, 64, 112, 256, 1008, 2048):
-            assert torch.equal(times_transposed(x[:rows], weight), whole[:rows])
+            assert torch.equal(onednn.linear(x[:rows], weight, None), whole[:rows])
     finally:
         torch.set_num_threads(threads)

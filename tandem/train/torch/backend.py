@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tandem import onednn
 from tandem.config.models import Offload, TrainedModel
 from tandem.roles import WriteFiles
 from tandem.train.backend import Loss, Output, Pack, StepReport
@@ -27,7 +28,7 @@ from tandem.train.torch.optimizer import Optimizer
 from tandem.train.torch.parallel import keep_gathered, lay_on_mesh, release
 from tandem.train.torch.placement import gathered, part_of, region_of, whole_of
 from tandem.train.torch.precision import WorkingCopies, put_copies
-from tandem.train.torch.products import pays, use_onednn
+from tandem.train.torch.products import use_onednn
 from tandem.types import Metrics, merge
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,7 +72,7 @@ def build_torch_backend(
         compile_layers(backbone, kernel, trained=trained, selective=selective)
         if isinstance(head, TokenLogprobs):
             head.compile_arithmetic()
-    elif device.type == "cpu" and dtype == torch.float32 and not config.parallel.shares_layers and pays():
+    elif device.type == "cpu" and dtype == torch.float32 and not config.parallel.shares_layers and onednn.pays():
         use_onednn(backbone)
     optimizer = None
     if total_optimizer_steps is not None:  # before any forward pass: FSDP then shows gathered weights in their place
