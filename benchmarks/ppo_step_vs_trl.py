@@ -17,6 +17,9 @@ TRL's reward model looks at one id, ours turns the ids into text and looks for a
 our two update the same number of parameters. Prompts of different lengths are padded by TRL and packed by us: padding
 is shown and not counted. On CUDA, weights are float32 and passes bfloat16 (TRL: by autocast, which it has for updates
 only; where it generates and infers it gets TF32, and a reference in bfloat16).
+
+On a busy CPU set OMP_WAIT_POLICY=passive: OpenMP's threads spin while other processes have their cores, and that costs
+TRL several times its step and ours little. OMP_NUM_THREADS should be what --threads says.
 """
 
 from __future__ import annotations
