@@ -3,10 +3,10 @@
 uv run python benchmarks/scaling.py [--axes samples length groups ranks] [--repeats 5]
 
 A row measures one part at several sizes, which take turns, so that a busy machine slows all alike; CPU time of this
-process (of all ranks), medians. `exponent` is the slope of log cost against log size over the three largest sizes:
-1 is linear, 0 is flat; up to 1.1 passes as `linear or better`. Where the work itself is not linear (attention, a
-sort) its own exponent stands in the place of 1. "poll and scan" is no part of ours: it is what the
-buffer's orders are for.
+process (of all ranks), without garbage collection, medians. `exponent` is the slope of log cost against log size over
+the three largest sizes: 1 is linear, 0 is flat; up to 1.1 passes as `linear or better`. Where the work itself is not
+linear (attention, a sort) its own exponent stands in the place of 1. "poll and scan" is no part of ours: it is what
+the buffer's orders are for.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Part:
     work: tuple[str, Callable[[int], float]] | None = None  # what must be done at a size; None: in proportion to it
     ours: bool = True
     once: bool = False  # a round warms up and repeats by itself
+    last: int = 3  # the largest sizes, over which the exponent is taken
 
 
 def groups_parts() -> list[Part]:
@@ -66,9 +67,9 @@ def samples_parts() -> list[Part]:
              "sample", lambda n: scaling_control.STEPS * n),
         Part("samples: put into the plane, get, drop", (1_024, 4_096, 16_384), scaling_train.plane, "sample", float),
         Part("samples: cut into packs (one rank)", (1_024, 4_096, 16_384), lambda n: scaling_train.plan(n, 1), "sample",
-             float),
+             float, work=("n log n", n_log_n)),
         Part("samples: cut into packs (64 ranks)", (1_024, 4_096, 16_384), lambda n: scaling_train.plan(n, 64),
-             "sample", float),
+             "sample", float, work=("n log n", n_log_n)),
         Part("samples: advantages, T 512", (64, 256, 1_024), lambda n: scaling_train.advantages(n, 512), "sample",
              float),
         Part("samples: the whole PPO step", (16, 64, 256, 1_024), lambda n: scaling_train.ppo_step(n, 32), "sample",
@@ -79,8 +80,8 @@ def samples_parts() -> list[Part]:
 def length_parts() -> list[Part]:
     """Tokens of a sample, prompt included."""
     return [
-        Part("length: advantages, 64 samples", (256, 1_024, 4_096, 16_384), lambda t: scaling_train.advantages(64, t),
-             "token", lambda t: 64 * t),
+        Part("length: advantages, 16 samples", (256, 1_024, 4_096, 16_384), lambda t: scaling_train.advantages(16, t),
+             "token", lambda t: 16 * t),
         Part("length: packs, 64 samples", (256, 1_024, 4_096, 16_384), lambda t: scaling_train.packs(64, t), "token",
              lambda t: 64 * t),
         Part("length: the whole PPO step, 8 samples", (128, 256, 512, 1_024), lambda t: scaling_train.ppo_step(8, t),
@@ -95,11 +96,16 @@ def ranks_parts() -> list[Part]:
         Part("engines: controller, 1,024 samples a step", machines, scaling_control.controller_of_engines, "sample",
              lambda n: scaling_control.STEPS * 1_024),
         Part("ranks: who takes which samples, 16 a rank", machines, lambda n: scaling_train.plan(16 * n, n), "rank",
-             float, work=("n log n", lambda n: 16 * n * math.log2(16 * n))),
+             float, work=("n log n", lambda n: n_log_n(16 * n))),
         Part("engines: router, a request", machines, router, "request", lambda n: scaling_control.REQUESTS),
-        Part("ranks: update of an actor (gloo, FSDP2)", (1, 2, 4), scaling_train.ranks, "rank", float,
-             once=True),
+        Part("ranks: update of an actor (gloo, FSDP2)", (1, 2, 4), scaling_train.ranks, "rank", float, once=True,
+             last=2),  # one rank alone sends nothing
     ]  # fmt: skip
+
+
+def n_log_n(samples: int) -> float:
+    """Of a sort, and of first fit decreasing."""
+    return samples * math.log2(samples)
 
 
 AXES = {"samples": samples_parts, "length": length_parts, "groups": groups_parts, "ranks": ranks_parts}
@@ -109,18 +115,18 @@ def measure(part: Part, repeats: int) -> dict[int, float]:
     """CPU seconds of a round by size: medians over `repeats` rounds, behind one that warms up."""
     rounds = {size: part.build(size) for size in part.sizes}
     seconds: dict[int, list[float]] = {size: [] for size in part.sizes}
-    gc.collect()
-    gc.freeze()  # what is buffered is no garbage: the collector need not look at it, in any size
     for _ in range(1 if part.once else repeats + 1):
         for size, work in rounds.items():
+            gc.collect()
+            gc.disable()  # as timeit does: a collection looks at all that lives, in whose part it falls is chance
             began = time.process_time()
             told = work()
             seconds[size].append(time.process_time() - began if told is None else told)
-    gc.unfreeze()
+            gc.enable()
     return {size: statistics.median(found[1:] or found) for size, found in seconds.items()}
 
 
-def exponent(costs: dict[int, float], last: int = 3) -> float:
+def exponent(costs: dict[int, float], last: int) -> float:
     """The slope of log cost against log size, by least squares over the largest sizes."""
     points = [(math.log(size), math.log(max(cost, 1e-9))) for size, cost in sorted(costs.items())[-last:]]
     mean_x, mean_y = (statistics.fmean(column) for column in zip(*points, strict=True))
@@ -129,9 +135,9 @@ def exponent(costs: dict[int, float], last: int = 3) -> float:
 
 def line(part: Part, costs: dict[int, float]) -> str:
     """A row of the table."""
-    found = exponent(costs)
+    found = exponent(costs, part.last)
     name, work = part.work or ("", float)
-    allowed = exponent({size: work(size) for size in part.sizes})
+    allowed = exponent({size: work(size) for size in part.sizes}, part.last)
     shown = ", ".join(f"{size:,}: {costs[size] / part.units(size) * 1e6:.3g}" for size in part.sizes)
     passes = f"as {name} ({allowed:.2f}) or better" if name else "linear or better"
     verdict = passes if found <= allowed + SLACK else "WORSE" if part.ours else "(worse)"

@@ -12,7 +12,7 @@ from benchmarks.scaling import AXES, Part, exponent, line
 @pytest.mark.parametrize(("power", "found"), [(0, 0.0), (1, 1.0), (2, 2.0)])
 def test_the_exponent_of_a_power_is_found(power: int, found: float):
     costs = {size: 1e-6 * size**power for size in (10, 100, 1_000, 10_000)}
-    assert exponent(costs) == pytest.approx(found)
+    assert exponent(costs, 3) == pytest.approx(found)
 
 
 def test_what_grows_faster_than_its_work_is_called_worse():
