@@ -25,9 +25,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: reward and explained variance a step, validation accuracy first and last, and what it cost.
+    """One run: what each step reports, validation accuracy first and last, and what it cost.
 
-    `explained` is None at a step without a critic, or whose returns do not vary.
+    `explained` is None at a step without a critic, or whose returns do not vary. `steps_s`: seconds of each step.
     """
 
     rewards: list[float]
@@ -36,7 +36,14 @@ class Curve:
     after: float
     wall_s: float
     cpu_s: float
-    step_s: float
+    steps_s: list[float]
+    staleness_mean: float
+    staleness_max: float
+
+    @property
+    def step_s(self) -> float:
+        """The median."""
+        return statistics.median(self.steps_s)
 
     def reward_around(self, step: int) -> float:
         """Mean reward of the steps step-1 .. step+1: 64 samples alone are noisy."""
@@ -76,7 +83,9 @@ def run(recipe: str, seed: int, overrides: list[str]) -> Curve:
         after=accuracies[-1],
         wall_s=wall_s,
         cpu_s=after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime,
-        step_s=statistics.median(record["time/step_s"] for record in steps),
+        steps_s=[record["time/step_s"] for record in steps],
+        staleness_mean=statistics.fmean(record["staleness/mean"] for record in steps),
+        staleness_max=max(record["staleness/max"] for record in steps),
     )
 
 

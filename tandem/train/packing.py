@@ -4,10 +4,15 @@ A plan is a list of bins, a bin a list of indices into `lengths`; every index ap
 """
 
 import heapq
-from collections.abc import Sequence
+from bisect import insort_left
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Literal
 
 Plan = list[list[int]]
+_Tree = int | tuple["_Tree", ...]
+_Part = tuple[int, int, _Tree]  # a bin of `balance`: tokens, sequences, which ones
+_SIZE = itemgetter(0, 1)  # tokens, then sequences
 PackingAlgorithm = Literal["first_fit_decreasing", "modified_first_fit_decreasing", "concatenative"]
 
 
@@ -107,21 +112,22 @@ def concatenative(lengths: Sequence[int], capacity: int) -> Plan:
 def balance(lengths: Sequence[int], bins: int) -> Plan:
     """Exactly `bins` bins with totals as equal as can be (Karmarkar & Karp 1983, largest differencing, k-way).
 
-    Partial partitions are merged, the two most uneven first, largest bin onto smallest. No bin stays empty.
+    Partial partitions are merged, the two most uneven first, largest bin onto smallest. No bin stays empty. Bins that
+    are still empty are not written down, and a bin is a tree of what was merged into it, since lists would be copied at
+    each merge: about n log n for n sequences, where it would be n times the bins.
     """
     if not 1 <= bins <= len(lengths):
         raise ValueError(f"balance: {len(lengths)} sequences cannot fill {bins} bins.")
-    partitions = []
-    for index, length in enumerate(lengths):
-        parts = [(0, [])] * (bins - 1) + [(length, [index])]
-        partitions.append((-length, index, parts))
+    partitions: list[tuple[int, int, list[_Part]]] = [
+        (-length, index, [(length, 1, index)]) for index, length in enumerate(lengths)
+    ]
     heapq.heapify(partitions)
     while len(partitions) > 1:
         (_, order, uneven), (_, _, other) = heapq.heappop(partitions), heapq.heappop(partitions)
-        merged = [(a + b, x + y) for (a, x), (b, y) in zip(uneven, reversed(other), strict=True)]
-        merged.sort(key=lambda part: (part[0], len(part[1])))
-        heapq.heappush(partitions, (merged[0][0] - merged[-1][0], order, merged))
-    return [sorted(indices) for _, indices in partitions[0][2]]
+        merged = _merged(uneven, other, bins)
+        least = merged[0][0] if len(merged) == bins else 0
+        heapq.heappush(partitions, (least - merged[-1][0], order, merged))
+    return [sorted(_leaves(tree)) for _, _, tree in partitions[0][2]]
 
 
 def split_to_count(plan: Plan, lengths: Sequence[int], count: int) -> Plan:
@@ -142,6 +148,31 @@ def split_to_count(plan: Plan, lengths: Sequence[int], count: int) -> Plan:
             if len(plan[j]) > 1:
                 heapq.heappush(splittable, (-_total(plan[j], lengths), j))
     return plan
+
+
+def _merged(uneven: list[_Part], other: list[_Part], bins: int) -> list[_Part]:
+    """Largest onto smallest, empty bins first; both and the result hold their filled bins, smallest first."""
+    if len(other) == 1 and len(uneven) < bins:  # nearly all merges: a partition stays the most uneven until it is full
+        insort_left(uneven, other[0], key=_SIZE)
+        return uneven
+    falling = other[::-1]
+    alone = len(other) - max(0, len(uneven) + len(other) - bins)  # so many meet empty bins
+    pairs = zip(falling[alone:], uneven, strict=False)
+    joined = [(a + b, m + n, (y, x)) for (b, n, x), (a, m, y) in pairs]
+    merged = falling[:alone] + joined + uneven[len(joined) :]
+    merged.sort(key=_SIZE)
+    return merged
+
+
+def _leaves(tree: _Tree) -> Iterator[int]:
+    """The sequences of a bin, in no order. Not by recursion: a tree may be as deep as it has sequences."""
+    left = [tree]
+    while left:
+        match left.pop():
+            case int(index):
+                yield index
+            case branches:
+                left.extend(branches)
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

@@ -89,3 +89,29 @@ def test_balance_finds_what_greedy_misses_and_leaves_no_bin_empty() -> None:
     assert sorted(map(len, balance([100, 1, 1], 3))) == [1, 1, 1]
     with pytest.raises(ValueError, match="2 sequences cannot fill 3 bins"):
         balance([1, 2], 3)
+
+
+def balance_by_lists(lengths: list[int], bins: int) -> list[list[int]]:
+    """The definition of `balance`, with a list for each bin."""
+    partitions = [(-n, i, [(0, [])] * (bins - 1) + [(n, [i])]) for i, n in enumerate(lengths)]
+    while len(partitions) > 1:
+        partitions.sort(key=lambda partition: partition[:2])
+        (_, order, uneven), (_, _, other), *rest = partitions
+        merged = [(a + b, x + y) for (a, x), (b, y) in zip(uneven, reversed(other), strict=True)]
+        merged.sort(key=lambda part: (part[0], len(part[1])))
+        partitions = [*rest, (merged[0][0] - merged[-1][0], order, merged)]
+    return [sorted(indices) for _, indices in partitions[0][2]]
+
+
+@pytest.mark.parametrize("bins", [1, 2, 7, 60])
+def test_balance_is_its_definition_to_the_last_index(bins: int) -> None:
+    for seed in range(5):
+        draw = random.Random(seed)
+        lengths = [draw.choice([0, 1, 5, draw.randint(1, 100)]) for _ in range(60)]
+        assert balance(lengths, bins) == balance_by_lists(lengths, bins)
+
+
+@pytest.mark.parametrize("bins", [1, 8])
+def test_balance_reads_bins_that_were_merged_thousands_of_times(bins: int) -> None:
+    lengths = [random.Random(0).randint(1, 4000) for _ in range(20_000)]
+    assert sorted(index for bin_ in balance(lengths, bins) for index in bin_) == list(range(20_000))
