@@ -11,12 +11,13 @@ ROOT = Path(__file__).parents[1]
 FILE_LINES, FUNCTION_LINES = 400, 60
 
 # Room -> the rooms it may import. A room may always import itself.
-FLOOR = {"types", "roles", "fingerprint", "onednn", "config"}
+FLOOR = {"types", "roles", "fingerprint", "onednn", "cores", "config"}
 MAY_IMPORT = {
     "types": set(),
     "roles": {"types"},
     "fingerprint": set(),
     "onednn": set(),
+    "cores": set(),
     "config": set(),
     "algorithms": FLOOR,
     "data": FLOOR,

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -25,6 +24,7 @@ from benchmarks.ppo_step.job import Job, Result, watch_memory
 from tandem.config.load import load
 from tandem.launch.session import train
 from tandem.train.backend import Output, Pack
+from tandem.train.heads import ValueHead
 from tandem.train.torch.attention import Layout
 from tandem.train.torch.backend import BackboneWithHead
 
@@ -90,14 +90,15 @@ def cache_bytes(job: Job, tokens: int) -> int:
 
 @contextmanager
 def counting(counts: Counter[str], cpu_s: list[float]) -> Generator[None]:
-    """Count what passes through models of trainers and what optimizers step. A trainer's thread bears its name.
+    """Count what passes through models of trainers and what optimizers step.
 
     `cpu_s` gets this process's CPU seconds whenever a step's first pass begins.
     """
     forward, trained = BackboneWithHead.forward, True
 
     def counted(self: BackboneWithHead, pack: Pack, layout: Layout) -> Output:
-        model = threading.current_thread().name.removeprefix("train-").split("_")[0]
+        is_trained = any(parameter.requires_grad for parameter in self.parameters())
+        model = "critic" if isinstance(self.head, ValueHead) else "actor" if is_trained else "reference"
         nonlocal trained
         if trained and not torch.is_grad_enabled():
             cpu_s.append(time.process_time())

@@ -10,6 +10,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from tandem import cores
 from tandem.config.env import RewardModelVerifier
 from tandem.envs.batching import Batches
 from tandem.types import Prompt, RolloutFailed, Score
@@ -29,6 +30,7 @@ class RewardModel:
         self._tokenizer = load_tokenizer(config)
         self._template = template_of(config, self._tokenizer)
         self._model = load_model(config, self._tokenizer)
+        self._thread = cores.thread_with_all("reward-model")
         self._batches: Batches[tuple[int, ...], float] = Batches(self._pass, config.batch_size)
         self._check()
 
@@ -58,7 +60,7 @@ class RewardModel:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     async def _pass(self, rows: Sequence[tuple[int, ...]]) -> Sequence[float]:
-        return await asyncio.to_thread(self._forward, rows)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._forward, rows)
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[tuple[int, ...]]) -> list[float]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 from functools import partial
 
+from transformers import PreTrainedModel
+
+from tandem import cores
 from tandem.config import Config
 from tandem.config.models import TransformersEngine, VllmEngine
 from tandem.data.chat import text_of
@@ -13,6 +16,8 @@ from tandem.launch.process import device_of
 from tandem.roles import Engine
 from tandem.rollout.stops import Decode
 from tandem.rollout.transformers import transformers_engine
+
+WIDE = 512  # numbers in a hidden state from which on the products of a decode step are work for several cores
 
 
 def build_engine(config: Config, pad_token_id: int) -> Engine:
@@ -46,11 +51,11 @@ def decode_of(config: Config) -> Decode | None:
 
 def build_transformers(config: Config, section: TransformersEngine, pad_token_id: int) -> Engine:
     """The reference engine."""
-    policy = config.policy
+    policy, device = config.policy, device_of(config)
     model = load_causal_lm(
         policy.model_name,
         dtype=DTYPES[policy.precision],
-        device=device_of(config),
+        device=device,
         trust_remote_code=policy.trust_remote_code,
     )
     return transformers_engine(
@@ -59,7 +64,13 @@ def build_transformers(config: Config, section: TransformersEngine, pad_token_id
         max_total_sequence_length=policy.max_total_sequence_length,
         pad_token_id=pad_token_id,
         decode=decode_of(config),
+        threads=decode_threads(model) if device.type == "cpu" else None,
     )
+
+
+def decode_threads(model: PreTrainedModel) -> int:
+    """A step of a narrow model is done before a second core has woken up."""
+    return cores.given() if model.config.get_text_config().hidden_size >= WIDE else 1
 
 
 def build_vllm(config: Config, section: VllmEngine) -> Engine:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+import torch
+
+from tandem import cores
 from tandem.config import Config
 from tandem.launch.engines import build_engine, engine_sleeps
 from tandem.launch.gpus import SharedGpus
@@ -23,6 +27,8 @@ class LocalMachinery:
         self._plane: DataPlane | None = None
         self._engine: Engine | None = None
         self._turns = Turns()
+        self._thread = cores.thread_with_all("train")  # trainers take turns: one thread is enough for all
+        torch.set_num_threads(1)  # for the threads that have not been told otherwise
         self.workers: dict[str, Worker] = {}
 
     async def start_plane(self) -> DataPlane:
@@ -33,6 +39,7 @@ class LocalMachinery:
     async def start_engine(self, pad_token_id: int) -> Engine:
         """With weights as the model's files have them."""
         self._engine = build_engine(self._config, pad_token_id)
+        torch.set_num_threads(1)  # the engine's thread may have taken more
         return self._engine
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
@@ -41,7 +48,8 @@ class LocalMachinery:
 
     async def start_trainer(self, name: str, plane: DataPlane) -> Worker:
         """One of them."""
-        self.workers[name] = build_trainer(name, self._config, plane)
+        build = partial(build_trainer, name, self._config, plane, thread=self._thread)
+        self.workers[name] = await asyncio.get_running_loop().run_in_executor(self._thread, build)
         return self.workers[name]
 
     def carrier(self) -> MemoryCarrier:
@@ -61,6 +69,8 @@ class LocalMachinery:
         """Ends threads and processes."""
         for trainer in self.workers.values():
             await trainer.close()
+        self._thread.shutdown()
+        torch.set_num_threads(cores.given())
         if self._engine is not None:
             await self._engine.close()
         if self._plane is not None:

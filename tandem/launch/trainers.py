@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -31,8 +32,11 @@ def model_config_of(name: str, config: Config) -> TrainedModel:
     return config.value if name == "critic" and config.value else config.policy
 
 
-def build_trainer(name: str, config: Config, plane: DataPlane) -> Worker:
-    """Load a model and make it a Trainer. Where torch.distributed is set up, all its ranks call this alike."""
+def build_trainer(name: str, config: Config, plane: DataPlane, *, thread: ThreadPoolExecutor | None = None) -> Worker:
+    """Load a model and make it a Trainer. Where torch.distributed is set up, all its ranks call this alike.
+
+    `thread` is the one that it computes in, if it shares one with others.
+    """
     check_device(name, config)
     model_config = model_config_of(name, config)
     check_offload("value" if name == "critic" else "policy", model_config, device_of(config))
@@ -65,6 +69,7 @@ def build_trainer(name: str, config: Config, plane: DataPlane) -> Worker:
         packing=model_config.sequence_packing,
         objective=objective,
         clock=time.perf_counter,
+        thread=thread,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Literal, TypeVar
 
+from tandem import cores
 from tandem.roles import Fingerprint, NamedTensors, Pause
 from tandem.rollout.rows import Decoder, Row, check_request
 from tandem.rollout.stops import Decode, StopStrings
@@ -43,8 +44,13 @@ class ThreadedEngine:
     that were aborted bring their text as a prompt.
     """
 
-    def __init__(self, decoder: Decoder, *, name: str, decode: Decode | None = None) -> None:
-        """`name` is the thread's. Without `decode`, ids to text, no request may have stop strings."""
+    def __init__(
+        self, decoder: Decoder, *, name: str, decode: Decode | None = None, threads: int | None = None
+    ) -> None:
+        """`name` is the thread's. Without `decode`, ids to text, no request may have stop strings.
+
+        `threads` is how many of torch's threads the engine's thread computes with; None is torch's own choice.
+        """
         self._decoder = decoder
         self._stops = None if decode is None else StopStrings(decode, decoder.vocabulary)
         # All below is guarded by _changed, but for what the thread alone writes: from _running on.
@@ -59,8 +65,11 @@ class ThreadedEngine:
         self._tokens_written = 0
         self._rest: Rest = "none"
         self._is_void = False  # it has slept without its weights, and none have come
+        self._threads = threads
+        self._is_set_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        self._is_set_up.wait()  # what it takes must not be what another thread adopts
 
     @property
     def running(self) -> int:
@@ -213,6 +222,9 @@ class ThreadedEngine:
 
     def _run(self) -> None:
         """The thread: serve until close() or an error, then fail whoever still waits with the reason."""
+        if self._threads is not None:
+            cores.take(self._threads)
+        self._is_set_up.set()
         try:
             while self._serve():
                 pass

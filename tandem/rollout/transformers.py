@@ -31,10 +31,11 @@ def transformers_engine(
     max_total_sequence_length: int,
     pad_token_id: int,
     decode: Decode | None = None,
+    threads: int | None = None,
 ) -> ThreadedEngine:
     """An engine whose results depend on prompt, sampling and weights only; in float32 on a CPU bit for bit.
 
-    `decode`: ids to text, where requests have stop strings.
+    `decode`: ids to text, where requests have stop strings. `threads`: of torch; None is its own choice.
     """
     decoder = decode_batch(
         model,
@@ -42,4 +43,4 @@ def transformers_engine(
         max_total_sequence_length=max_total_sequence_length,
         pad_token_id=pad_token_id,
     )
-    return ThreadedEngine(decoder, name="transformers-engine", decode=decode)
+    return ThreadedEngine(decoder, name="transformers-engine", decode=decode, threads=threads)

@@ -32,7 +32,7 @@ INFER_COLUMNS = ("tokens", "mask")
 
 
 class Worker:
-    """Actor, critic and reference are Workers. All that computes runs in one thread of its own, call after call."""
+    """Actor, critic and reference are Workers. All that computes runs in one thread, call after call."""
 
     def __init__(
         self,
@@ -43,15 +43,20 @@ class Worker:
         packing: SequencePacking,
         objective: Objective | None,
         clock: Callable[[], float],
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """`name` is the metrics' room; `objective` None is a model that only infers; `clock` gives seconds."""
+        """`name` is the metrics' room; `objective` None is a model that only infers; `clock` gives seconds.
+
+        Workers that take turns may share a `thread`, which is then not theirs to end.
+        """
         self._name = name
         self._backend = backend
         self._plane = plane
         self._packing = packing
         self._objective = objective
         self._clock = clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{name}")
+        self._has_own_thread = thread is None
+        self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{name}")
         self._in_gradient: list[int] = []  # the samples since the last step
         self._suspects: list[int] = []  # those of packs whose loss was not finite
 
@@ -171,9 +176,10 @@ class Worker:
         await self._run(self._backend.load_weights, directory)
 
     async def close(self) -> None:
-        """Waits for what computes, then frees the thread."""
+        """Waits for what computes, then frees a thread of its own."""
         await self._run(self._backend.close)
-        self._thread.shutdown()
+        if self._has_own_thread:
+            self._thread.shutdown()
 
     async def _run(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments))

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks import gae, scaling_control, scaling_train
-from benchmarks.train_step import Variant, fresh_model, our_backend, rows
+from benchmarks.trained_model import Variant, fresh_model, our_backend, rows
 from tandem.config.models import SequencePacking
 from tandem.rollout.rows import Row
 from tandem.rollout.transformers import decode_batch
