@@ -22,7 +22,7 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 KEPT_BYTES = 1 << 30
 LARGEST_MMAP_THRESHOLD = 32 << 20  # that glibc allows
 
@@ -48,6 +48,7 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        mallopt(M_ARENA_MAX, 1)  # those of other threads give back what is free
 
 
 def device_of(config: Config) -> torch.device:

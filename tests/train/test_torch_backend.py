@@ -260,5 +260,5 @@ def test_the_kernel_follows_device_and_precision():
 def test_a_layout_covers_every_token_once():
     pack = packs_of()[0]
     layout = lay_out(pack, CPU, "sdpa")
-    source = torch.cat([bucket.source for bucket in layout.buckets])
-    assert torch.equal(source[layout.slot_P], torch.arange(len(pack.tokens_P)))
+    assert torch.equal(layout.source_S[layout.slot_P], torch.arange(len(pack.tokens_P)))
+    assert torch.equal(layout.is_filled_S.nonzero().squeeze(1), layout.slot_P.sort().values)

@@ -11,7 +11,7 @@ import inspect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,11 +34,10 @@ ATTEND = functools.partial(varlen_attn, enable_gqa=True) if KNOWS_GQA else varle
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of one padded length as a padded batch: where its slots come from."""
+    """Sequences of one padded length as a padded batch."""
 
     sequences: int
     length: int
-    source: Tensor  # [sequences * length]: the packed token of each slot; padding repeats the last one
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,9 @@ class Layout:
     borders: Tensor  # the same on the CPU
     max_length: int
     buckets: tuple[Bucket, ...]  # for sdpa
-    slot_P: Tensor  # the slot of each packed token in the concatenated buckets
+    source_S: Tensor  # the packed token of each slot of the concatenated buckets; padding repeats a sequence's last one
+    is_filled_S: Tensor  # where a slot is no padding
+    slot_P: Tensor  # the slot of each packed token
     kernel: Kernel
     own: OwnSlice | None  # where ranks share the pack
 
@@ -90,12 +91,15 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         for sequence, length in enumerate(lengths):
             groups.setdefault(-(-length // LENGTH_STEP) * LENGTH_STEP, []).append(sequence)
     starts, ends = torch.tensor(borders[:-1]), torch.tensor(borders[1:])
-    buckets, slots, offset = [], torch.zeros(borders[-1], dtype=torch.int64), 0
+    buckets, sources, filled = [], [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.bool)]
+    slots, offset = torch.zeros(borders[-1], dtype=torch.int64), 0
     for length, members in groups.items():
         source = starts[members, None] + torch.arange(length)
         inside = source < ends[members, None]
         slots[source[inside]] = offset + inside.flatten().nonzero().squeeze(1)
-        buckets.append(Bucket(len(members), length, send(source.minimum(ends[members, None] - 1).flatten(), device)))
+        buckets.append(Bucket(len(members), length))
+        sources.append(source.minimum(ends[members, None] - 1).flatten())
+        filled.append(inside.flatten())
         offset += inside.numel()
     cu_seqlens = torch.tensor(borders, dtype=torch.int32)
     return Layout(
@@ -103,6 +107,8 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         borders=cu_seqlens,
         max_length=max(lengths),
         buckets=tuple(buckets),
+        source_S=send(torch.cat(sources), device),
+        is_filled_S=send(torch.cat(filled), device),
         slot_P=send(slots, device),
         kernel=kernel,
         own=None if context is None else own_slice(borders, context, device),
@@ -185,21 +191,48 @@ def _bucketed(
     if layout.own is not None:  # whole sequences, of which the other ranks' queries are not used
         part = layout.own.part
         query = pad(query, (0, 0, 0, 0, part.start, len(key) - part.stop))
+    sizes = [bucket.sequences * bucket.length for bucket in layout.buckets]
+    spread = (_Spread.apply(x, layout.source_S, layout.slot_P).split(sizes) for x in (query, key, value))
     parts = []
-    for bucket in layout.buckets:
-        padded = (_pad(x, bucket) for x in (query, key, value))
+    for bucket, *rows in zip(layout.buckets, *spread, strict=True):
+        padded = (x.unflatten(0, (bucket.sequences, bucket.length)).transpose(1, 2) for x in rows)
         band = _band(bucket.length, window, query.device) if window is not None and window < bucket.length else None
         attended = scaled_dot_product_attention(
             *padded, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
         )
         parts.append(attended.transpose(1, 2).flatten(0, 1))
-    slots = layout.slot_P if layout.own is None else layout.slot_P[layout.own.part]
-    return torch.cat(parts).index_select(0, slots)
+    together = _Gather.apply(torch.cat(parts), layout.source_S, layout.is_filled_S, layout.slot_P)
+    return together if layout.own is None else together[layout.own.part]
 
 
-def _pad(x_PD: Tensor, bucket: Bucket) -> Tensor:
-    """[P, heads, D] -> [sequences, heads, length, D]."""
-    return x_PD.index_select(0, bucket.source).unflatten(0, (bucket.sequences, bucket.length)).transpose(1, 2)
+class _Spread(torch.autograd.Function):
+    """[P, heads, D] -> [slots, heads, D]. What comes back to padding is 0: no token sees it, nobody reads its result.
+
+    So the gradient is picked up, where torch would add up all slots in one thread.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_PD: Tensor, source_S: Tensor, slot_P: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_P)
+        return x_PD.index_select(0, source_S)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """[slots, heads, D] -> [P, heads, D], each packed token from its slot: the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SD: Tensor, source_S: Tensor, is_filled_S: Tensor, slot_P: Tensor) -> Tensor:
+        ctx.save_for_backward(source_S, is_filled_S)
+        return x_SD.index_select(0, slot_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        source_S, is_filled_S = ctx.saved_tensors
+        return gradients[0].index_select(0, source_S) * is_filled_S[:, None, None], None, None, None
 
 
 def _band(length: int, window: int, device: torch.device) -> Tensor:
