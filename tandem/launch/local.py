@@ -12,6 +12,7 @@ from tandem.config import Config
 from tandem.launch.engines import build_engine, engine_sleeps
 from tandem.launch.gpus import SharedGpus
 from tandem.launch.planes import build_plane
+from tandem.launch.process import device_of
 from tandem.launch.trainers import build_trainer, names_of
 from tandem.launch.turns import TakesTurns, Turns
 from tandem.roles import DataPlane, Engine, Trainer
@@ -28,7 +29,7 @@ class LocalMachinery:
         self._engine: Engine | None = None
         self._turns = Turns()
         self._thread = cores.thread_with_all("train")  # trainers take turns: one thread is enough for all
-        torch.set_num_threads(1)  # for the threads that have not been told otherwise
+        self._leave_cores()
         self.workers: dict[str, Worker] = {}
 
     async def start_plane(self) -> DataPlane:
@@ -39,8 +40,13 @@ class LocalMachinery:
     async def start_engine(self, pad_token_id: int) -> Engine:
         """With weights as the model's files have them."""
         self._engine = build_engine(self._config, pad_token_id)
-        torch.set_num_threads(1)  # the engine's thread may have taken more
+        self._leave_cores()  # its thread may have taken some
         return self._engine
+
+    def _leave_cores(self) -> None:
+        """To the threads that have taken some, where models compute on them: others compute alone."""
+        if device_of(self._config).type == "cpu":
+            torch.set_num_threads(1)
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
         """All that the recipe asks for. They share the device, so they take turns."""
