@@ -1,10 +1,12 @@
 """On a CPU one thread has the cores: trainers compute there, the rest of the process computes alone until it ends."""
 
 import asyncio
+import ctypes
 import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from tandem import cores
@@ -52,26 +54,27 @@ def test_machinery_gives_the_cores_to_its_trainers_and_takes_them_back():
     assert after == 2
 
 
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
 def test_passes_reuse_freed_memory_in_a_prepared_process():
-    """Page faults of 20 rounds of large results: with glibc's defaults each is mapped anew."""
+    """Page faults of 20 rounds of results of several sizes: with glibc's defaults most pages are mapped anew."""
     code = """
 import resource, torch
-from concurrent.futures import ThreadPoolExecutor
 from tandem.launch.process import keep_freed_memory
 keep_freed_memory()
-def round_():
-    return [torch.ones(1 << 19) for _ in range(40)]
-with ThreadPoolExecutor(1) as thread:
-    for _ in range(3):
-        thread.submit(round_).result()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        thread.submit(round_).result()
+def rounds(number):
+    for _ in range(number):
+        kept = []
+        for i in range(60):
+            kept.append(torch.ones(1664 * (128 + i % 7 * 64)))
+            if i % 3 == 0:
+                kept.pop(0)
+rounds(3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+rounds(20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    pages = 20 * 40 * (1 << 21) // 4096
-    assert int(done.stdout) < pages // 10
+    assert int(done.stdout) < 20_000  # 600 here, 360,000 without
