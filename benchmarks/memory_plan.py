@@ -20,9 +20,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from benchmarks.shapes import SHAPES as WHOLE_NAMES
 from tandem.config.algorithm import MseValueLoss, PolicyLoss
 from tandem.config.models import TrainedModel
 from tandem.launch.memory.held import Held, Model
@@ -36,38 +37,7 @@ from tandem.train.torch.backend import build_torch_backend
 from tandem.types import Batch, Metrics
 
 LENGTH, CHUNK = 1024, 1024
-QWEN = {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
-SHAPES: dict[str, PreTrainedConfig] = {
-    "135m": LlamaConfig(
-        hidden_size=576,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1536,
-        vocab_size=49152,
-        tie_word_embeddings=True,
-    ),
-    "0.5b": Qwen2Config(hidden_size=896, num_hidden_layers=24, num_attention_heads=14, intermediate_size=4864, **QWEN),
-    "1.5b": Qwen2Config(hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, intermediate_size=8960, **QWEN),
-    "7b": Qwen2Config(
-        hidden_size=3584,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        intermediate_size=18944,
-        vocab_size=152064,
-        tie_word_embeddings=False,
-    ),
-    "tiny": LlamaConfig(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=96,
-        vocab_size=512,
-        tie_word_embeddings=True,
-    ),
-}
+SHAPES = {name.rpartition("-")[2]: config for name, config in WHOLE_NAMES.items()}
 DEFAULT = (
     "135m,actor,mb=16384",
     "135m,actor,mb=16384,beside=critic",

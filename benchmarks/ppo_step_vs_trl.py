@@ -38,7 +38,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # it is run as a file, too
 
-from benchmarks.ppo_step.job import SHAPES, Job, Result  # noqa: E402
+from benchmarks.ppo_step.job import Job, Result  # noqa: E402
+from benchmarks.shapes import SHAPES  # noqa: E402
 
 SIDES = {"ours": "benchmarks.ppo_step.ours", "trl": "benchmarks.ppo_step.theirs"}
 OLD_LOGPROBS = "old log-probs, forward tokens"

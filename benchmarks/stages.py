@@ -19,8 +19,8 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.shapes import SHAPES
 from benchmarks.trained_model import (
-    SHAPES,
     Figures,
     Job,
     Stages,

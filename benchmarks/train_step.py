@@ -23,8 +23,8 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedModel
 
+from benchmarks.shapes import SHAPES
 from benchmarks.trained_model import (
-    SHAPES,
     START,
     Figures,
     Job,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 import statistics
 import time
@@ -11,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.shapes import SHAPES
 from tandem.config.algorithm import MseValueLoss, PolicyLoss
 from tandem.config.models import SequencePacking, TrainedModel
 from tandem.launch.trainers import backend_of
@@ -24,33 +26,6 @@ from tandem.train.packs import pack_batch
 from tandem.train.sharding import plan_shares
 from tandem.types import Batch, Metrics
 
-SHAPES: dict[str, dict[str, int]] = {
-    "qwen2-7b": {
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-    "qwen2-1.5b": {
-        "hidden_size": 1536,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "intermediate_size": 8960,
-        "vocab_size": 151936,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "vocab_size": 512,
-    },
-}
 START = {"cuda": "spawn", "cpu": "fork"}  # ranks on GPUs import anew: CUDA survives no fork
 
 
@@ -115,16 +90,15 @@ def parse(text: str) -> Variant:
 
 def fresh_model(job: Job, dtype: torch.dtype) -> PreTrainedModel:
     torch.manual_seed(0)
-    shape = {"tie_word_embeddings": True} | SHAPES[job.shape]
-    config = Qwen2Config(**shape, max_position_embeddings=32768, attn_implementation="sdpa")
     with torch.device(job.device):
-        return Qwen2ForCausalLM._from_config(config, dtype=dtype)
+        shape = copy.deepcopy(SHAPES[job.shape])  # a model keeps it, and writes its attention into it
+        return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="sdpa")
 
 
 def rows(job: Job, samples: int) -> tuple[Batch, dict[str, list[Tensor]]]:
     """Every token but the first of a row is in the loss."""
     draw = torch.Generator().manual_seed(0)
-    n, vocabulary = job.length, SHAPES[job.shape]["vocab_size"]
+    n, vocabulary = job.length, SHAPES[job.shape].vocab_size
     noise = {"old_logprobs": -11.9, "gen_logprobs": -11.9, "advantages": 0.0, "values": 0.0, "returns": 0.0}
     columns = {name: [at + 0.1 * torch.randn(n, generator=draw) for _ in range(samples)] for name, at in noise.items()}
     columns["tokens"] = [torch.randint(vocabulary, (n,), generator=draw) for _ in range(samples)]
@@ -220,7 +194,7 @@ def our_backend(job: Job, variant: Variant) -> tuple[Backend, PolicyObjective | 
         }
     )
     if variant.model == "critic":
-        head, objective = ValueHead(SHAPES[job.shape]["hidden_size"]), ValueObjective(MseValueLoss())
+        head, objective = ValueHead(SHAPES[job.shape].hidden_size), ValueObjective(MseValueLoss())
     else:
         head = TokenLogprobs(model.get_output_embeddings(), temperature=1.0, chunk_size=variant.chunk)
         objective = PolicyObjective(PolicyLoss())
@@ -239,7 +213,7 @@ def matmul_tflops(device: str, size: int) -> float:
 def work_of(job: Job, variant: Variant) -> float:
     """TFLOP of forward and backward of one share of the samples."""
     critic = variant.model == "critic"
-    config = Qwen2Config(**SHAPES[job.shape])
+    config = SHAPES[job.shape]
     shape = shape_of(config, 1 if critic else config.vocab_size, head_everywhere=critic)
     samples = job.tokens // job.length
     asked = samples * (job.length if critic else job.length - 1)

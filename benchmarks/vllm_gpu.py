@@ -14,22 +14,13 @@ import time
 from dataclasses import fields
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
+from benchmarks.shapes import SHAPES
 from tandem.config.models import VllmEngine
 from tandem.roles import Engine
 from tandem.types import Sampling
 
-SHAPE = {
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
 PROMPT, NEW = 128, 256
 GIB = 1 << 30
 
@@ -138,7 +129,7 @@ def main() -> None:
     settings = VllmEngine(name="vllm", max_num_seqs=max(parsed.sequences), gpu_memory_utilization=0.5)
     with tempfile.TemporaryDirectory() as directory:
         torch.manual_seed(0)
-        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).to(torch.bfloat16).save_pretrained(directory)
+        Qwen2ForCausalLM(SHAPES["qwen2-1.5b"]).to(torch.bfloat16).save_pretrained(directory)
         asyncio.run(measure(directory, settings, parsed.sequences, parsed.rounds, parsed.sleep))
 
 

@@ -31,7 +31,8 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedModel
 
-from benchmarks.trained_model import SHAPES, START, Job, free_port, fresh_model, our_backend, parse
+from benchmarks.shapes import SHAPES
+from benchmarks.trained_model import START, Job, free_port, fresh_model, our_backend, parse
 from tandem.fingerprint import fingerprint, first_difference
 from tandem.rollout.loading import load_weights
 from tandem.train.backend import Backend

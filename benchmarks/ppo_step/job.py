@@ -16,39 +16,19 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
+from benchmarks.shapes import SHAPES
 from tandem.data.arithmetic import problem
 from tandem.launch.process import quiet_libraries
 
 QUICKSTART = Path(__file__).parents[2] / "tandem" / "assets" / "quickstart"
 FILLER = " and"  # one token of the quickstart's tokenizer wherever it stands
 NEVER = "<|never|>"
-SHAPES: dict[str, Qwen2Config] = {
-    "qwen2-1.5b": Qwen2Config(
-        hidden_size=1536,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        intermediate_size=8960,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-    ),
-    "tiny": Qwen2Config(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=96,
-        vocab_size=512,
-        tie_word_embeddings=True,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -127,7 +107,7 @@ def make_inputs(job: Job) -> None:
         vocabulary = SHAPES[job.model].vocab_size
         torch.manual_seed(0)
         with torch.device(job.device):
-            model: PreTrainedModel = Qwen2ForCausalLM(SHAPES[job.model])
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(SHAPES[job.model])
         model.to(torch.bfloat16).save_pretrained(job.model_dir)
     write_tokenizer(job.model_dir, never=vocabulary)
     tokenizer = AutoTokenizer.from_pretrained(job.model_dir)

@@ -17,7 +17,7 @@ Offload = Literal["none", "optimizer", "all"]
 # bits at every row count that is a multiple of 16, with any number of threads; at other counts they differ. So
 # log-probs do not depend on what a sample is packed with. Gradients of weights sum over tokens: on Intel they are free
 # of threads only with MKL_CBWR=AUTO,STRICT in the environment before the first product (which costs no time). oneDNN's
-# products, which trainers take where they are faster (train/torch/products.py), are as good: AMD EPYC.
+# products, which are taken where they are faster (tandem/onednn.py), are as good: AMD EPYC.
 ALIGNMENT = 16
 
 

@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep up to a GiB of freed memory for what is allocated next, instead of giving it back each time.
 
     Every operation on a CPU allocates its result: pages that come from the system anew are cleared and mapped one by
-    one, a third of the time of a pass of the quickstart's model. Another C library does as it likes.
+    one, a fifth of the time of a pass of the quickstart's model. Another C library does as it likes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -6,11 +6,12 @@ import inspect
 from typing import Protocol
 
 import torch
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from tandem import onednn
 from tandem.rollout.fused import FusedForward, is_fusible
 from tandem.rollout.kv_cache import DecodeView, PrefillView
-from tandem.rollout.products import best_product
 
 
 class Forward(Protocol):
@@ -45,4 +46,6 @@ class ModuleForward:
 
 def forward_of(model: PreTrainedModel, max_length: int) -> Forward:
     """The quickest for this model here; texts stay within `max_length` positions."""
-    return FusedForward(model, max_length, best_product(model)) if is_fusible(model) else ModuleForward(model)
+    if not is_fusible(model):
+        return ModuleForward(model)
+    return FusedForward(model, max_length, onednn.linear if onednn.pays(model.device, model.dtype) else linear)

@@ -7,7 +7,7 @@ that are multiplied at once lie one behind the other, and the parameters are vie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from tandem.rollout.attention import attend
 from tandem.rollout.kv_cache import DecodeView, PrefillView
-from tandem.rollout.products import Product
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # (input, weight, bias)
 # By name: importing the four of them takes longer than fusing saves in a run's first steps.
 FAMILY = [
     f"transformers.models.{kind}.modeling_{kind}.{name}ForCausalLM"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
+from tandem import onednn
 from tandem.rollout.attention import install_attention
 from tandem.rollout.decoding import DecodeBatch
 from tandem.rollout.loading import refuse_unsupported
-from tandem.rollout.products import install_products
 from tandem.rollout.stops import Decode
 from tandem.rollout.threaded import ThreadedEngine
 
@@ -18,7 +18,8 @@ def decode_batch(
     """`model` is a causal LM on its device, in its precision, in eval mode; it now belongs to the decoder."""
     refuse_unsupported(model, max_total_sequence_length)
     install_attention(model)
-    install_products(model)
+    if onednn.pays(model.device, model.dtype):
+        onednn.use(model)
     return DecodeBatch(
         model, max_rows=max_concurrent_samples, max_length=max_total_sequence_length, pad_token_id=pad_token_id
     )

@@ -26,10 +26,9 @@ from tandem import onednn
 from tandem.fingerprint import fingerprint
 from tandem.rollout.attention import install_attention
 from tandem.rollout.forward import Forward, ModuleForward, forward_of
-from tandem.rollout.fused import FusedForward, is_fusible
+from tandem.rollout.fused import FusedForward, Product, is_fusible
 from tandem.rollout.kv_cache import DecodeView, PrefillView, SlotCache
-from tandem.rollout.products import OneDnnLinear, Product, best_product, install_products
-from tandem.rollout.transformers import transformers_engine
+from tandem.rollout.transformers import decode_batch, transformers_engine
 from tandem.types import Generation, Sampling
 from tests.rollout.tiny_models import VOCABULARY, full_logits
 
@@ -67,7 +66,10 @@ OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
     "angles that follow the length": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=DYNAMIC)),
     "bfloat16": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16(),
 }
-PRODUCTS = [linear, pytest.param(onednn.linear, marks=pytest.mark.skipif(not onednn.pays(), reason="not used here"))]
+PRODUCTS = [
+    linear,
+    pytest.param(onednn.linear, marks=pytest.mark.skipif(not onednn.is_amd_with_avx512(), reason="not used here")),
+]
 
 
 def made(build: Callable[[], PreTrainedModel], seed: int = 0) -> PreTrainedModel:
@@ -169,11 +171,19 @@ def test_hooks_and_parameters_of_linear_layers_stay():
     names = [name for name, _ in model.named_parameters()]
     calls: list[int] = []
     model.lm_head.register_forward_pre_hook(lambda *_: calls.append(1))
-    install_products(model)
+    onednn.use(model)
     full_logits(model, [1, 2, 3])
     assert (calls, names) == ([1], [name for name, _ in model.named_parameters()])
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert isinstance(model.lm_head, OneDnnLinear) == onednn.pays() == (best_product(model) is onednn.linear)
+    assert isinstance(model.lm_head.forward, onednn.Linear)
+
+
+@pytest.mark.parametrize("name", ["llama", "granite", "bfloat16"])
+def test_a_decoders_linear_layers_multiply_in_the_faster_way(name: str):
+    model = made((FUSIBLE | OTHERS)[name])
+    decode_batch(model, max_concurrent_samples=2, max_total_sequence_length=64, pad_token_id=0)
+    wanted = onednn.is_amd_with_avx512() and name != "bfloat16"
+    assert isinstance(model.lm_head.forward, onednn.Linear) == wanted
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

@@ -28,7 +28,6 @@ from tandem.train.torch.optimizer import Optimizer
 from tandem.train.torch.parallel import keep_gathered, lay_on_mesh, release
 from tandem.train.torch.placement import gathered, part_of, region_of, whole_of
 from tandem.train.torch.precision import WorkingCopies, put_copies
-from tandem.train.torch.products import use_onednn
 from tandem.types import Metrics, merge
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -72,8 +71,8 @@ def build_torch_backend(
         compile_layers(backbone, kernel, trained=trained, selective=selective)
         if isinstance(head, TokenLogprobs):
             head.compile_arithmetic()
-    elif device.type == "cpu" and dtype == torch.float32 and not config.parallel.shares_layers and onednn.pays():
-        use_onednn(backbone)
+    elif onednn.pays(device, dtype) and not config.parallel.shares_layers:
+        onednn.use(backbone)
     optimizer = None
     if total_optimizer_steps is not None:  # before any forward pass: FSDP then shows gathered weights in their place
         optimizer = Optimizer(parameters, config, total_optimizer_steps, mesh)

@@ -10,12 +10,12 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from tandem import onednn
 from tandem.train.torch import long_attention  # noqa: F401  # it defines an operator that is named below
-from tandem.train.torch.products import PRODUCTS
 
 aten = torch.ops.aten
 # What costs time: matrix products and attention. Norms, activations and rotations only move bytes.
-KEPT = PRODUCTS | frozenset(
+KEPT = onednn.OPERATORS | frozenset(
     {
         aten.mm.default,
         aten.addmm.default,

@@ -50,7 +50,7 @@ def runs_of(borders: Sequence[int]) -> Iterator[Run]:
         members = list(group)
         size = 1 if is_long else len(members)
         for start in range(first, first + len(members), size):
-            yield Run(start, start + size, max(members) if not is_long else lengths[start])
+            yield Run(start, start + size, max(lengths[start : start + size]))
         first += len(members)
 
 

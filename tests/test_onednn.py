@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tandem import onednn
-from tandem.train.torch.products import use_onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 SHAPES = [(64, 128), (128, 384), (384, 128), (96, 64)]
@@ -21,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def test_a_linear_map_and_its_gradients_are_torchs_own(bias: bool):
     plain, ours = nn.Linear(48, 96, bias=bias), nn.Linear(48, 96, bias=bias)
     ours.load_state_dict(plain.state_dict())
-    use_onednn(ours)
+    onednn.use(ours)
     results = []
     for module in (plain, ours):
         x = drawn(1, 80, 48).requires_grad_()
@@ -34,7 +33,7 @@ def test_a_linear_map_and_its_gradients_are_torchs_own(bias: bool):
 
 def test_what_needs_no_gradient_gets_none():
     module = nn.Linear(48, 96, bias=False).requires_grad_(False)
-    use_onednn(module)
+    onednn.use(module)
     assert not module(drawn(16, 48)).requires_grad
     x = drawn(16, 48).requires_grad_()
     module(x).sum().backward()
@@ -42,7 +41,7 @@ def test_what_needs_no_gradient_gets_none():
     assert module.weight.grad is None
 
 
-@pytest.mark.skipif(not onednn.pays(), reason="measured where it is used")
+@pytest.mark.skipif(not onednn.is_amd_with_avx512(), reason="measured where it is used")
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_a_row_has_the_same_bits_in_any_pack_and_with_any_threads(outputs: int, inputs: int):
     weight, x = drawn(outputs, inputs), drawn(2048, inputs, seed=1)
@@ -55,3 +54,9 @@ def test_a_row_has_the_same_bits_in_any_pack_and_with_any_threads(outputs: int, 
             assert torch.equal(onednn.linear(x[:rows], weight, None), whole[:rows])
     finally:
         torch.set_num_threads(threads)
+
+
+def test_it_is_taken_in_float32_on_a_cpu_only():
+    assert onednn.pays(torch.device("cpu"), torch.float32) == onednn.is_amd_with_avx512()
+    assert not onednn.pays(torch.device("cpu"), torch.bfloat16)
+    assert not onednn.pays(torch.device("cuda"), torch.float32)
