@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-import torch
-
 from tandem import cores
 from tandem.config import Config
 from tandem.launch.engines import build_engine, engine_sleeps
 from tandem.launch.gpus import SharedGpus
 from tandem.launch.planes import build_plane
-from tandem.launch.process import device_of
 from tandem.launch.trainers import build_trainer, names_of
 from tandem.launch.turns import TakesTurns, Turns
 from tandem.roles import DataPlane, Engine, Trainer
@@ -29,7 +26,7 @@ class LocalMachinery:
         self._engine: Engine | None = None
         self._turns = Turns()
         self._thread = cores.thread_with_all("train")  # trainers take turns: one thread is enough for all
-        self._leave_cores()
+        cores.leave()
         self.workers: dict[str, Worker] = {}
 
     async def start_plane(self) -> DataPlane:
@@ -40,13 +37,8 @@ class LocalMachinery:
     async def start_engine(self, pad_token_id: int) -> Engine:
         """With weights as the model's files have them."""
         self._engine = build_engine(self._config, pad_token_id)
-        self._leave_cores()  # its thread may have taken some
+        cores.leave()  # its thread may have taken some
         return self._engine
-
-    def _leave_cores(self) -> None:
-        """To the threads that have taken some, where models compute on them: others compute alone."""
-        if device_of(self._config).type == "cpu":
-            torch.set_num_threads(1)
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
         """All that the recipe asks for. They share the device, so they take turns."""
@@ -76,7 +68,7 @@ class LocalMachinery:
         for trainer in self.workers.values():
             await trainer.close()
         self._thread.shutdown()
-        torch.set_num_threads(cores.given())
+        cores.take_back()
         if self._engine is not None:
             await self._engine.close()
         if self._plane is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import signal
 import sys
 
 import torch
@@ -28,7 +30,9 @@ LARGEST_MMAP_THRESHOLD = 32 << 20  # that glibc allows
 
 
 def prepare(cluster: Cluster) -> None:
-    """Set this process's torch up as the recipe asks, before anything computes."""
+    """Set this process up as the recipe asks, before anything computes. SIGUSR1 makes it write where it stands."""
+    if hasattr(faulthandler, "register"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1, sys.__stderr__ or sys.stderr)
     if cluster.num_threads:
         torch.set_num_threads(cluster.num_threads)
     cores.give(torch.get_num_threads())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,14 @@ pytest.importorskip("ray", reason="the package ray is not installed here (extra 
 pytest.importorskip("psutil", reason="the package psutil, which Ray brings along, is not installed here")
 
 import ray
+import torch
 
+from tandem import cores
 from tandem.config.load import load
 from tandem.config.placement import Slot
+from tandem.launch.process import prepare
 from tandem.launch.ray.cluster import Cluster
+from tandem.launch.ray.machinery import RayMachinery
 from tandem.launch.ray.workers import Member
 from tandem.types import EngineDied
 from tests.e2e import kills
@@ -75,16 +80,41 @@ def test_a_run_gives_its_slots_back_to_the_ray_that_it_joined(tmp_path: Path, be
     run.wait(lambda: free() == before, within_s=GONE_S)
 
 
-class Deaf:
-    """A process that is there and answers nothing."""
+def test_the_driver_computes_alone_while_others_have_the_cores(tmp_path: Path, ray_here: None):
+    before = torch.get_num_threads()
+    config = load("quickstart", [*UNDER_RAY, "cluster.num_threads=2"]).config
+    prepare(config.cluster)
+    machinery = RayMachinery(config, tmp_path)
+    there = torch.get_num_threads()
+    asyncio.run(machinery.close())
+    after = torch.get_num_threads()
+    cores.give(before)
+    torch.set_num_threads(before)
+    assert (there, after) == (1, 2)
 
-    def __init__(self, log_file: Path) -> None: ...
 
-    async def stay(self) -> None:
-        await asyncio.get_running_loop().create_future()
+class Known(Member):
+    """A process that says which it is."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class Stuck(Known):
+    """A process that is there and answers nothing: a thread of it waits for what never comes."""
 
     async def generate(self) -> None:
-        await asyncio.get_running_loop().create_future()
+        await asyncio.to_thread(self.wait_for_what_never_comes)
+
+    def wait_for_what_never_comes(self) -> None:
+        threading.Event().wait()
+
+
+class Deaf(Known):
+    """A process whose loop stands still: it cannot even say where."""
+
+    async def generate(self) -> None:
+        threading.Event().wait()
 
 
 class Shivers(Member):
@@ -118,15 +148,32 @@ def test_what_any_process_warns_of_is_logged_by_the_driver(
     assert sorted(caplog.messages) == ["actor rank 0: it is cold", "engine 0: it is cold"]
 
 
-@pytest.mark.parametrize(("vital", "error"), [(False, EngineDied), (True, RuntimeError)])
+@pytest.mark.parametrize(("kind", "vital", "error"), [(Stuck, False, EngineDied), (Deaf, True, RuntimeError)])
 def test_a_process_that_answers_nothing_within_the_deadline_counts_as_dead(
-    tmp_path: Path, ray_here: None, vital: bool, error: type[Exception]
+    tmp_path: Path, ray_here: None, kind: type, vital: bool, error: type[Exception]
 ):
     cluster = Cluster(load("quickstart", [*UNDER_RAY, "cluster.ray.deadline_s=2.0"]).config, tmp_path)
     try:
-        process = cluster.start("engine 0", Deaf, (Slot(0, 0),), vital=vital)
+        process = cluster.start("engine 0", kind, (Slot(0, 0),), vital=vital)
+        ray.get(process.handle.pid.remote())  # it has started: only its silence is measured
         with pytest.raises(error, match=r"engine 0: no answer to generate within cluster\.ray\.deadline_s=2") as caught:
             asyncio.run(cluster.call([process], "generate"))
         assert isinstance(caught.value, EngineDied) != vital
+        told = "where it stands is at the end of" in str(caught.value)
+        assert told == (kind is Stuck)
+        if told:
+            assert "wait_for_what_never_comes" in process.log_file.read_text()
+    finally:
+        cluster.close()
+
+
+def test_a_signal_makes_any_process_write_where_it_stands(tmp_path: Path, ray_here: None):
+    cluster = Cluster(load("quickstart", UNDER_RAY).config, tmp_path)
+    try:
+        process = cluster.start("engine 0", Stuck, (Slot(0, 0),), vital=False)
+        (pid,) = asyncio.run(cluster.call([process], "pid"))
+        os.kill(pid, signal.SIGUSR1)
+        asyncio.run(cluster.call([process], "pid"))  # it lives on
+        assert "Current thread" in process.log_file.read_text()
     finally:
         cluster.close()

@@ -151,7 +151,7 @@ class Cluster:
             silent = EngineDied if not any(process.vital for process in processes) else RuntimeError
             raise silent(  # an engine that answers nothing is as good as dead: the router goes on without it
                 f"{', '.join(process.label for process in processes)}: no answer to {method} within "
-                f"cluster.ray.deadline_s={self._settings.deadline_s:g}"
+                f"cluster.ray.deadline_s={self._settings.deadline_s:g}{await self._where_they_stand(processes)}"
             ) from error
         except asyncio.CancelledError:
             for ref in refs:
@@ -162,6 +162,16 @@ class Cluster:
         except Exception:
             await self._look_for_dead(processes)
             raise
+
+    async def _where_they_stand(self, processes: Sequence[Process]) -> str:
+        """Has each write its stacks into its log: who waits in a collective is not who is to blame. '' if none can."""
+        asked = [asyncio.ensure_future(process.handle.write_stacks.remote()) for process in processes]
+        await asyncio.wait(asked, timeout=GRACE_S)
+        able = [process for process, ask in zip(processes, asked, strict=True) if ask.done() and not ask.exception()]
+        for ask in asked:
+            ask.cancel()
+        logs = ", ".join(str(process.log_file) for process in able)
+        return f"; where it stands is at the end of {logs}" if able else ""
 
     async def _answer(self, process: Process, method: str, ref: Any) -> Any:
         try:

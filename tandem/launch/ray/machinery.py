@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from uuid import uuid4
 
+from tandem import cores
 from tandem.config import Config
 from tandem.config.placement import Slot, engine_size, engines_of, placement_of
 from tandem.launch.gpus import SharedGpus
@@ -29,6 +30,7 @@ class RayMachinery:
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         """Join or start Ray, and start all processes: they import while the driver reads data."""
+        cores.leave()  # the driver answers all of them
         self._config = config
         self._placement = placement_of(config)
         self._logs = run_dir / "logs"
@@ -136,6 +138,7 @@ class RayMachinery:
 
     async def close(self) -> None:
         """All processes, and Ray where it was started for this run."""
+        cores.take_back()
         if self._engine is not None:
             await self._engine.close()
         if self._plane is not None:

@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tandem.weights.buckets import Spec
     from tandem.weights.ways import CollectiveDoor, Gate, SharedDoor
 
+STDOUT, STDERR = 1, 2
 Warnings = list[tuple[str, int, str]]  # logger, level, text
 
 
@@ -46,9 +48,10 @@ class Member:
     def __init__(self, log_file: Path) -> None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (1, 2):
+        for stream in (STDOUT, STDERR):
             os.dup2(target, stream)
         faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, STDERR)
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as the command line sets it; before torch
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
@@ -64,6 +67,10 @@ class Member:
     async def warnings(self) -> Warnings:
         """What was logged from WARNING up since the last call; waits until there is something."""
         return await self._collector.take()
+
+    async def write_stacks(self) -> None:
+        """Where every thread of this process is, into its log."""
+        faulthandler.dump_traceback(STDERR)
 
     async def node(self) -> str:
         """Where this process is."""
