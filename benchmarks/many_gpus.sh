@@ -54,7 +54,7 @@ out="$(cd "$out" && pwd)"
 note() { printf '{"part": "%s", "text": "%s"}\n' "$1" "$(tr -d '\\"\000-\037' <<<"$2" | cut -c1-300)" >>"$out/notes.jsonl"; }
 
 # What each part takes of the time that is left, against those that are still to come. Parts whose figures are surest come first.
-weight() { case "$1" in a) echo 150 ;; b | c | d) echo 115 ;; e) echo 45 ;; esac }
+weight() { case "$1" in a | b) echo 130 ;; c) echo 150 ;; d) echo 180 ;; e) echo 40 ;; esac }
 left=()
 for part in a b e c d; do [[ ",$parts," == *",$part,"* ]] && left+=("$part"); done
 while [ ${#left[@]} -gt 0 ]; do
@@ -68,8 +68,9 @@ while [ ${#left[@]} -gt 0 ]; do
         continue
     fi
     # timeout leads a process group: whatever is left of the part ends with it.
-    timeout --kill-after=8 "$((limit > 20 ? limit - 8 : limit / 2))" \
-        "${python[@]}" -m benchmarks.many_gpus "$part" --gpus "$gpus" $cpu --out "$out" --scratch "$scratch" >"$out/$part.log" 2>&1 &
+    has=$((limit > 20 ? limit - 8 : limit / 2))
+    timeout --kill-after=8 "$has" "${python[@]}" -m benchmarks.many_gpus "$part" --gpus "$gpus" $cpu --seconds "$has" \
+        --out "$out" --scratch "$scratch" >"$out/$part.log" 2>&1 &
     part_pid=$!
     wait "$part_pid"
     status=$?

@@ -12,6 +12,7 @@ weights: plain transformers run under autocast, as their Trainer does. MFU is ag
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import os
@@ -130,8 +131,12 @@ def line(name: str, shown: dict[str, float]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def run(rank: int, ranks: int, port: int, job: Job, variants: list[Variant], kept: Path | None) -> None:
+def run(
+    rank: int, ranks: int, port: int, job: Job, variants: list[Variant], kept: Path | None, patience_s: float | None
+) -> None:
     """One rank: all variants, one after the other."""
+    if patience_s is not None:
+        faulthandler.dump_traceback_later(patience_s)
     if job.device == "cuda":
         torch.cuda.set_device(rank)
     if ranks > 1:
@@ -176,14 +181,16 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--json", type=Path, help="a file that each row is appended to as a JSON object")
+    parser.add_argument("--patience", type=float, help="seconds until each rank writes where it stands, and goes on")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     names = ("shape", "tokens", "length", "precision", "steps", "warmup", "device")
     job = Job(**{name: vars(asked)[name] for name in names})
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if asked.ranks == 1:
-        return run(0, 1, 0, job, asked.variants, asked.json)
-    arguments, method = (asked.ranks, free_port(), job, asked.variants, asked.json), START[asked.device]
+        return run(0, 1, 0, job, asked.variants, asked.json, asked.patience)
+    arguments = (asked.ranks, free_port(), job, asked.variants, asked.json, asked.patience)
+    method = START[asked.device]
     multiprocessing.start_processes(run, arguments, nprocs=asked.ranks, start_method=method)
 
 

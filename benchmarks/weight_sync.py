@@ -14,6 +14,7 @@ first sync, until the last engine holds all of it.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import statistics
@@ -56,6 +57,7 @@ class Plan:
     meeting: str
     port: int
     kept: Path | None
+    patience_s: float | None
 
     def job(self, shape: str) -> Job:
         return Job(shape, 0, 0, "bfloat16", steps=0, warmup=0, device=self.device)
@@ -76,6 +78,8 @@ class Between:
 def sit_on(plan: Plan, gpu: int) -> torch.device:
     """This process's device."""
     torch.set_num_threads(1)
+    if plan.patience_s is not None:
+        faulthandler.dump_traceback_later(plan.patience_s)
     if plan.device != "cuda":
         return torch.device("cpu")
     torch.cuda.set_device(gpu)
@@ -237,6 +241,7 @@ def main() -> int:
     parser.add_argument("--bucket-bytes", type=int, default=1 << 28)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--patience", type=float, help="seconds until each process writes where it stands, and goes on")
     parser.add_argument("--json", type=Path, help="a file that each row is appended to as a JSON object")
     asked = parser.parse_args()
     engines = asked.trainers if asked.way == "ipc" else asked.engines
@@ -254,6 +259,7 @@ def main() -> int:
             f"{directory}/meeting",
             free_port(),
             asked.json,
+            asked.patience,
         )
         between = Between(
             context.Barrier(asked.trainers + engines), [context.Queue() for _ in range(engines)], context.Queue()

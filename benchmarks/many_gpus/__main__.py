@@ -10,14 +10,14 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from benchmarks.many_gpus.place import Place
-from benchmarks.many_gpus.runs import apart, colocated
+from benchmarks.many_gpus.runs import APART, COLOCATED, LEADS, apart, colocated
 from benchmarks.many_gpus.table import SYNC, table
-from benchmarks.many_gpus.updates import fsdp, megatron
+from benchmarks.many_gpus.updates import FSDP, MEGATRON, fsdp, megatron
 
 
 def sync(place: Place) -> int:
     """Weights to engines on GPUs of their own; to one on the trainer's where there is no other."""
-    kept = ["--json", str(place.out / SYNC), "--device", place.device]
+    kept = ["--json", str(place.out / SYNC), "--device", place.device, "--patience", str(place.patience_s)]
     if place.cpu:
         way = ["--way", "collective", "--shapes", "tiny", "--bucket-bytes", "20000", "--rounds", "1"]
     elif place.gpus == 1:
@@ -30,6 +30,13 @@ def sync(place: Place) -> int:
 
 
 PARTS: dict[str, Callable[[Place], int]] = {"a": fsdp, "b": megatron, "c": colocated, "d": apart, "e": sync}
+KEPT = {
+    "a": [FSDP],
+    "b": [MEGATRON],
+    "c": [COLOCATED],
+    "d": [APART, *(f"{APART}-{lead}" for lead in LEADS)],
+    "e": [SYNC],
+}
 
 
 def main() -> int:
@@ -39,11 +46,14 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--out", type=Path, required=True, help="for metrics, recipes and logs")
     parser.add_argument("--scratch", type=Path, default=Path(gettempdir()), help="for models")
+    parser.add_argument("--seconds", type=float, default=600.0, help="that the part has")
     asked = parser.parse_args()
     if asked.part == "table":
         print(table(asked.out))
         return 0
-    return PARTS[asked.part](Place(asked.gpus, asked.cpu, asked.out.resolve(), asked.scratch.resolve()))
+    place = Place(asked.gpus, asked.cpu, asked.out.resolve(), asked.scratch.resolve(), asked.seconds)
+    place.forget(asked.part, KEPT[asked.part])
+    return PARTS[asked.part](place)
 
 
 if __name__ == "__main__":

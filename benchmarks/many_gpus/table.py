@@ -128,8 +128,8 @@ def apart(out: Path) -> str:
         steps = measured(read(run / "metrics.jsonl"), lead)
         spans = list(spans_of(read(run / "timeline.json")))
         window = window_of(spans, lead)
-        if not steps or window is None:
-            continue
+        if window is None or len(steps) < steps_of(lead)[2] - steps_of(lead)[1] + 1:
+            continue  # cut short
         seconds = (window[1] - window[0]) / len(steps)
         tokens = mean(steps, "rollout/tokens") / seconds
         stale = [f"{mean(steps, 'staleness/mean'):.2f}", f"{max(step['staleness/max'] for step in steps):.0f}"]

@@ -63,6 +63,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """The training benchmark on so many GPUs, from number `first` on."""
     command = [sys.executable, "-m", "benchmarks.train_step", "--ranks", str(ranks), "--json", str(place.out / kept)]
+    command += ["--patience", str(place.patience_s)]
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if not place.cpu:
         there = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(place.gpus)))).split(",")

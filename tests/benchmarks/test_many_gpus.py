@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.many_gpus.place import Place
 from benchmarks.many_gpus.runs import steps_of
 from benchmarks.many_gpus.table import busy, table
 
@@ -109,7 +111,6 @@ def test_a_lead_is_measured_between_its_start_and_its_end(tmp_path: Path):
         {"step": step, "time/step_s": 9.0, "rollout/tokens": 60.0, "staleness/mean": 1.0, "staleness/max": 1.0}
         for step in range(1, steps + 1)
     ]
-    (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     learns = [("control/learn", 3.0 * step, 3.0 * step + 1.5) for step in range(1, steps + 1)]
     writes = [("rollout/in_flight", 0.0, 3.0 * last + 0.9)]  # it ends 0.6 s before the last step that is measured does
     events = [
@@ -117,11 +118,27 @@ def test_a_lead_is_measured_between_its_start_and_its_end(tmp_path: Path):
         for name, begin, end in [*learns, *writes]
     ]
     (run_dir / "timeline.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events) + '{"ph": "X')
-    (row,) = rows(table(tmp_path), "d: trainers and engines on GPUs of their own")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"  # the second was ended while its last step learned
+    for out, kept in ((whole, records), (cut, records[:-2])):
+        shutil.copytree(run_dir, out / "apart-1")
+        (out / "apart-1" / "metrics.jsonl").write_text("\n".join(map(json.dumps, kept)))
+    assert table(cut) == ""
+    (row,) = rows(table(whole), "d: trainers and engines on GPUs of their own")
     assert (first, last) == (2, 3)
     assert (row["lead"], row["step s"], row["tok/s"]) == ("1", "3.00", "20")
     assert row["training idle"] == "0.50"
     assert row["generation idle"] == f"{0.6 / 6:.2f}"
+
+
+def test_a_part_that_runs_again_forgets_what_it_left_before(tmp_path: Path):
+    place = Place(2, True, tmp_path, tmp_path, 10.0)
+    place.note("d", "not done")
+    place.note("e", "12 s")
+    (tmp_path / "apart-1").mkdir()
+    (tmp_path / "apart-1" / "metrics.jsonl").write_text("{}")
+    place.forget("d", ["apart", "apart-1"])
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["notes.jsonl"]
+    assert table(tmp_path).splitlines()[-1] == "e: 12 s"
 
 
 def test_spans_that_overlap_count_once():
