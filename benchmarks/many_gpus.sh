@@ -25,13 +25,14 @@ done
 [[ "$parts" =~ ^[a-e](,[a-e])*$ && "$gpus$seconds" =~ ^[0-9]+$ ]] || usage
 read -ra python <<<"${PYTHON:-python3}"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # as in a run: teams of many processes wait for each other's cores
 # NVLink multicast stays off: not every host lets a process have it.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 
 ends=$((SECONDS + seconds))
 if [ -n "$cpu" ]; then
     gpus=2
-    export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" RAY_memory_monitor_refresh_ms=0
+    export CUDA_VISIBLE_DEVICES="" RAY_memory_monitor_refresh_ms=0
 else
     found="$("${python[@]}" -c 'import torch; print(torch.cuda.device_count())')" || exit 1
     gpus="${gpus:-$found}"

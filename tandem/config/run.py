@@ -96,7 +96,7 @@ class Cluster(Section):
     gpus_per_node: Count = 1  # processes of one trainer a node; on a CPU too
     ray: RayCluster = RayCluster()
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    num_threads: Count | None = None  # torch threads; None: torch's own choice
+    num_threads: Count | None = None  # torch threads; None: one a process with a GPU, else all of its cores
     # Of each GPU, for the memory plan where the GPUs are not at hand or are larger. None: what the GPU says.
     gpu_memory_gib: Positive | None = None
     memory_plan: Literal["refuse", "warn"] = "refuse"  # a run on GPUs whose plan is over their memory

@@ -33,13 +33,21 @@ def prepare(cluster: Cluster) -> None:
     """Set this process up as the recipe asks, before anything computes. SIGUSR1 makes it write where it stands."""
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR1, sys.__stderr__ or sys.stderr)
-    if cluster.num_threads:
-        torch.set_num_threads(cluster.num_threads)
+    torch.set_num_threads(threads_of(cluster))
     cores.give(torch.get_num_threads())
     keep_freed_memory()
     if cluster.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
     torch.use_deterministic_algorithms(cluster.deterministic)
+
+
+def threads_of(cluster: Cluster) -> int:
+    """How many threads compute on this process's cores, unless the recipe says: one where a GPU computes.
+
+    What is left for the cores there is small, and many processes do it: with a team each, members wait for a core.
+    """
+    on_gpu = cluster.device == "cuda" or (cluster.device == "auto" and torch.cuda.is_available())
+    return cluster.num_threads or (1 if on_gpu else torch.get_num_threads())
 
 
 def keep_freed_memory() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tandem import cores
 from tandem.launch.local import LocalMachinery
-from tandem.launch.process import prepare
+from tandem.launch.process import prepare, threads_of
 from tests.e2e.runs import short_config
 
 
@@ -29,6 +29,15 @@ def test_a_thread_has_the_cores_that_were_given_whatever_others_take():
         thread.shutdown()
         cores.give(before)
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("asked", "threads"), [((), 1), (("cluster.num_threads=3",), 3)])
+def test_a_process_with_a_gpu_computes_on_one_core_unless_the_recipe_says(asked: tuple[str, ...], threads: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert threads_of(short_config("cluster.device=cuda", *asked).cluster) == threads
+    assert threads_of(short_config("cluster.device=cpu").cluster) == 2
+    torch.set_num_threads(before)
 
 
 def test_machinery_gives_the_cores_to_its_trainers_and_takes_them_back():

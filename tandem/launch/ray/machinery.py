@@ -36,6 +36,7 @@ class RayMachinery:
         self._logs = run_dir / "logs"
         self._cluster = Cluster(config, self._logs)
         self._plane: DataPlane | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._engine: Router | None = None
         self._pad_token_id = 0
         self._turns: defaultdict[tuple[Slot, ...], Turns] = defaultdict(Turns)
@@ -57,7 +58,13 @@ class RayMachinery:
         return self._plane
 
     async def start_engine(self, pad_token_id: int) -> Engine:
-        """An engine in each of its slots, and the router over them."""
+        """An engine in each of its slots, and the router over them.
+
+        Trainers start meanwhile, but for those on an engine's GPU: it measures what is free there.
+        """
+        if not (self._cluster.on_gpus and self._config.policy.generation.colocated.enabled):
+            assert self._plane is not None, "start_plane comes first"
+            self._starting = asyncio.create_task(self._start_groups(self._plane))
         self._pad_token_id = pad_token_id
         await self._cluster.call(self._engines, "start", self._config, pad_token_id)
         engines = [RemoteEngine(self._cluster, process, number) for number, process in enumerate(self._engines)]
@@ -73,8 +80,11 @@ class RayMachinery:
 
     async def start_trainers(self, plane: DataPlane) -> dict[str, Trainer]:
         """All at one time. Those with the same slots take turns there."""
-        await asyncio.gather(*(self._start_group(name, plane) for name in self._ranks))
+        await (self._starting or self._start_groups(plane))
         return {name: TakesTurns(self.groups[name], self._turns[self._placement[name]]) for name in self._ranks}
+
+    async def _start_groups(self, plane: DataPlane) -> None:
+        await asyncio.gather(*(self._start_group(name, plane) for name in self._ranks))
 
     async def _start_group(self, name: str, plane: DataPlane) -> None:
         processes = self._ranks[name]
@@ -139,6 +149,9 @@ class RayMachinery:
     async def close(self) -> None:
         """All processes, and Ray where it was started for this run."""
         cores.take_back()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         if self._engine is not None:
             await self._engine.close()
         if self._plane is not None:
