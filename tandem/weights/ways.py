@@ -67,7 +67,7 @@ _handovers: dict[SharedDoor, Handover] = {}
 
 
 @atexit.register
-def _leave_collectives() -> None:
+def leave_collectives() -> None:
     """A group's threads must have ended before the interpreter does: the process aborts else."""
     while _collectives:
         _collectives.popitem()[1].leave()
@@ -105,7 +105,7 @@ class CollectiveDoor:
         """Join, at first; then the same group again."""
         if self in _collectives:
             return _collectives[self]
-        _leave_collectives()
+        leave_collectives()
         store = hosted.get(self.meeting)
         if store is None:
             store = meet(self.meeting, self.count, self.timeout_s)

@@ -108,7 +108,8 @@ def test_a_bomb_of_threads_ends_at_the_memory_limit():
     ],
 )
 def test_8_gib_cannot_be_had(source):
-    assert run(source).ended == "exit code 1"
+    patient = CODE.model_copy(update={"cpu_s": 60})  # pages are cleared at the program's expense
+    assert run(source, patient).ended == "exit code 1"
 
 
 @pytest.mark.parametrize(
