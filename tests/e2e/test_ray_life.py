@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from tandem.config.placement import Slot
 from tandem.launch.process import prepare
 from tandem.launch.ray.cluster import Cluster
 from tandem.launch.ray.machinery import RayMachinery
-from tandem.launch.ray.workers import Member
 from tandem.types import EngineDied
 from tests.e2e import kills
+from tests.e2e.ray_members import Deaf, Shivers, Stuck
 from tests.e2e.whole_runs import ENDLESS, GONE_S, SIZE, Begin, alive_as, assert_gone, runs_in
 
 pytestmark = pytest.mark.timeout(600)
@@ -91,37 +89,6 @@ def test_the_driver_computes_alone_while_others_have_the_cores(tmp_path: Path, r
     cores.give(before)
     torch.set_num_threads(before)
     assert (there, after) == (1, 2)
-
-
-class Known(Member):
-    """A process that says which it is."""
-
-    async def pid(self) -> int:
-        return os.getpid()
-
-
-class Stuck(Known):
-    """A process that is there and answers nothing: a thread of it waits for what never comes."""
-
-    async def generate(self) -> None:
-        await asyncio.to_thread(self.wait_for_what_never_comes)
-
-    def wait_for_what_never_comes(self) -> None:
-        threading.Event().wait()
-
-
-class Deaf(Known):
-    """A process whose loop stands still: it cannot even say where."""
-
-    async def generate(self) -> None:
-        threading.Event().wait()
-
-
-class Shivers(Member):
-    """A process that warns."""
-
-    async def shiver(self) -> None:
-        logging.getLogger("tandem.engine").warning("it is cold")
 
 
 def test_what_any_process_warns_of_is_logged_by_the_driver(
