@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -28,6 +29,7 @@ GONE_S = 30.0  # as above: a few seconds
 def trains(arguments: list[str], said: Path, environment: Mapping[str, str]) -> None:
     """The process of a run: the command line, and what it says in a file."""
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background of a shell ignore it
     sys.argv = ["tandem", "train", *arguments]
     sys.stdout = sys.stderr = said.open("w", buffering=1)
     cli.main()
