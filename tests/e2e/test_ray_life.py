@@ -129,7 +129,9 @@ def test_a_process_that_answers_nothing_within_the_deadline_counts_as_dead(
         told = "where it stands is at the end of" in str(caught.value)
         assert told == (kind is Stuck)
         if told:
-            assert "wait_for_what_never_comes" in process.log_file.read_text()
+            with pytest.raises(error, match=r"within cluster\.ray\.deadline_s=2$"):
+                asyncio.run(cluster.call([process], "generate"))
+            assert process.log_file.read_text().count("in wait_for_what_never_comes") == 1
     finally:
         cluster.close()
 

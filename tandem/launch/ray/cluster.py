@@ -49,6 +49,7 @@ class Cluster:
         self._logs = logs
         self._processes: list[Process] = []
         self._nodes: list[PlacementGroup] = []
+        self._silent: list[Process] = []  # those that have let a deadline pass
         self._lost: RuntimeError | None = None
         self._listeners: asyncio.TaskGroup | None = None  # while there is a guard
         self.bucket_bytes = self._settings.weight_bucket_bytes
@@ -164,10 +165,17 @@ class Cluster:
             raise
 
     async def _where_they_stand(self, processes: Sequence[Process]) -> str:
-        """Has each write its stacks into its log: who waits in a collective is not who is to blame. '' if none can."""
-        asked = [asyncio.ensure_future(process.handle.write_stacks.remote()) for process in processes]
+        """Has each write its stacks into its log, once: an engine may owe hundreds of answers. '' if none can.
+
+        All ranks that were called do: who waits in a collective is not who is to blame.
+        """
+        silent = [process for process in processes if process not in self._silent]
+        self._silent += silent
+        if not silent:
+            return ""
+        asked = [asyncio.ensure_future(process.handle.write_stacks.remote()) for process in silent]
         await asyncio.wait(asked, timeout=GRACE_S)
-        able = [process for process, ask in zip(processes, asked, strict=True) if ask.done() and not ask.exception()]
+        able = [process for process, ask in zip(silent, asked, strict=True) if ask.done() and not ask.exception()]
         for ask in asked:
             ask.cancel()
         logs = ", ".join(str(process.log_file) for process in able)
