@@ -98,12 +98,11 @@ def test_a_group_is_left_at_once_however_its_other_member_went(
     torch.cuda.set_device(0)
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
-    process = spawn.Process(
-        target=engine, args=(CollectiveDoor(str(tmp_path / "meeting"), 1, 2, "cuda", 120.0), 1, answers)
-    )
+    here, there = (CollectiveDoor(str(tmp_path / "meeting"), member, 2, "cuda", 120.0) for member in (0, 1))
+    process = spawn.Process(target=engine, args=(there, 1, answers), daemon=True)
     process.start()
     model = tiny_model(seed=1).to("cuda")
-    way = CollectiveDoor(str(tmp_path / "meeting"), 0, 2, "cuda", 120.0).enter(0)
+    way = here.enter(0)
     send(model.named_parameters(), specs_of(model), LIMIT, way, torch.device("cuda", 0))
     answers.get(timeout=60)
     if engine is engine_that_stays:

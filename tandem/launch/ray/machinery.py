@@ -30,7 +30,6 @@ class RayMachinery:
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         """Join or start Ray, and start all processes: they import while the driver reads data."""
-        cores.leave()  # the driver answers all of them
         self._config = config
         self._placement = placement_of(config)
         self._logs = run_dir / "logs"
@@ -44,6 +43,7 @@ class RayMachinery:
         self._engine_slots = engines_of(config)
         self._engines = [self._engine_process(number) for number in range(len(self._engine_slots))]
         self._ranks = {name: self._rank_processes(name) for name in names_of(config)}
+        cores.leave()  # to them
 
     def _engine_process(self, number: int) -> Process:
         return self._cluster.start(f"engine {number}", EngineProcess, self._engine_slots[number], vital=False)
