@@ -12,7 +12,6 @@ weights: plain transformers run under autocast, as their Trainer does. MFU is ag
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import json
 import os
@@ -26,11 +25,11 @@ from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
 from benchmarks.trained_model import (
-    START,
     Figures,
     Job,
     Stages,
     Variant,
+    device_here,
     free_port,
     fresh_model,
     matmul_tflops,
@@ -40,6 +39,7 @@ from benchmarks.trained_model import (
     rows,
     work_of,
 )
+from tandem.launch import stacks
 
 DEFAULT = ("plain", "plain,mb=4096", "actor,mb=4096,ac=selective", "actor,ac=selective", "critic,ac=selective")
 
@@ -136,7 +136,7 @@ def run(
 ) -> None:
     """One rank: all variants, one after the other."""
     if patience_s is not None:
-        faulthandler.dump_traceback_later(patience_s)
+        stacks.write_after(patience_s)
     if job.device == "cuda":
         torch.cuda.set_device(rank)
     if ranks > 1:
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--json", type=Path, help="a file that each row is appended to as a JSON object")
     parser.add_argument("--patience", type=float, help="seconds until each rank writes where it stands, and goes on")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=device_here())
     asked = parser.parse_args()
     names = ("shape", "tokens", "length", "precision", "steps", "warmup", "device")
     job = Job(**{name: vars(asked)[name] for name in names})
@@ -190,8 +190,7 @@ def main() -> None:
     if asked.ranks == 1:
         return run(0, 1, 0, job, asked.variants, asked.json, asked.patience)
     arguments = (asked.ranks, free_port(), job, asked.variants, asked.json, asked.patience)
-    method = START[asked.device]
-    multiprocessing.start_processes(run, arguments, nprocs=asked.ranks, start_method=method)
+    multiprocessing.start_processes(run, arguments, nprocs=asked.ranks, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import socket
 import statistics
 import time
@@ -25,8 +26,6 @@ from tandem.train.objectives import PolicyObjective, ValueObjective
 from tandem.train.packs import pack_batch
 from tandem.train.sharding import plan_shares
 from tandem.types import Batch, Metrics
-
-START = {"cuda": "spawn", "cpu": "fork"}  # ranks on GPUs import anew: CUDA survives no fork
 
 
 @dataclass(frozen=True)
@@ -218,6 +217,12 @@ def work_of(job: Job, variant: Variant) -> float:
     samples = job.tokens // job.length
     asked = samples * (job.length if critic else job.length - 1)
     return shape.forward_backward([job.length] * samples, asked) / 1e12
+
+
+def device_here() -> str:
+    """A GPU where there is one. It asks the driver, not CUDA, which no process that forks into ranks may have begun."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def free_port() -> int:

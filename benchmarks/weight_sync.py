@@ -14,7 +14,6 @@ first sync, until the last engine holds all of it.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import os
 import statistics
@@ -33,8 +32,9 @@ import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
-from benchmarks.trained_model import START, Job, free_port, fresh_model, our_backend, parse
+from benchmarks.trained_model import Job, free_port, fresh_model, our_backend, parse
 from tandem.fingerprint import fingerprint, first_difference
+from tandem.launch import stacks
 from tandem.rollout.loading import load_weights
 from tandem.train.backend import Backend
 from tandem.weights.buckets import Announcement, Door, Inlet, Outlet, Spec, send, spec_of
@@ -79,7 +79,7 @@ def sit_on(plan: Plan, gpu: int) -> torch.device:
     """This process's device."""
     torch.set_num_threads(1)
     if plan.patience_s is not None:
-        faulthandler.dump_traceback_later(plan.patience_s)
+        stacks.write_after(plan.patience_s)
     if plan.device != "cuda":
         return torch.device("cpu")
     torch.cuda.set_device(gpu)
@@ -246,7 +246,7 @@ def main() -> int:
     asked = parser.parse_args()
     engines = asked.trainers if asked.way == "ipc" else asked.engines
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    context = multiprocessing.get_context(START[asked.device])
+    context = multiprocessing.get_context("spawn" if asked.device == "cuda" else "fork")  # CUDA has begun here
     with tempfile.TemporaryDirectory() as directory:
         plan = Plan(
             tuple(asked.shapes),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
-import signal
 import sys
 
 import torch
@@ -13,6 +11,7 @@ import torch
 from tandem import cores
 from tandem.config import Config
 from tandem.config.run import Cluster
+from tandem.launch import stacks
 
 
 def quiet_libraries() -> None:
@@ -31,8 +30,7 @@ LARGEST_MMAP_THRESHOLD = 32 << 20  # that glibc allows
 
 def prepare(cluster: Cluster) -> None:
     """Set this process up as the recipe asks, before anything computes. SIGUSR1 makes it write where it stands."""
-    if hasattr(faulthandler, "register"):  # not on Windows
-        faulthandler.register(signal.SIGUSR1, sys.__stderr__ or sys.stderr)
+    stacks.write_on_signal()
     torch.set_num_threads(threads_of(cluster))
     cores.give(torch.get_num_threads())
     keep_freed_memory()

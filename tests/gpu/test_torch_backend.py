@@ -23,6 +23,7 @@ MODES = [
     {"compile": True},
     {"compile": True, "activation_checkpointing": "selective"},
     {"compile": True, "activation_checkpointing": "full"},
+    {"compile": True, "attention": "varlen"},
 ]
 NAMES = ["-".join(map(str, mode.values())) for mode in MODES]
 
@@ -93,9 +94,10 @@ def test_packs_follow_each_other_without_waiting_for_the_device(compiled):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_packs_of_all_lengths_share_the_graphs_of_the_first():
+@pytest.mark.parametrize("attention", ["auto", "varlen"])
+def test_packs_of_all_lengths_share_the_graphs_of_the_first(attention):
     torch._dynamo.reset()
-    backend = backend_on_gpu(compile=True)
+    backend = backend_on_gpu(compile=True, attention=attention)
     graphs = []
     for budget in (1024, 400, 3000, 300):
         packs = packs_of(LENGTHS, COLUMNS, budget)

@@ -6,7 +6,6 @@ import asyncio
 import faulthandler
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray  # type: ignore  # only Ray imports this module
 
 from tandem.config import Config
+from tandem.launch import stacks
 from tandem.roles import DataPlane, Delivery, Engine, Fingerprint, Pause, WeightStream, WriteFiles
 from tandem.types import Batch, Generation, Metrics, Sampling, merge
 
@@ -51,7 +51,7 @@ class Member:
         for stream in (STDOUT, STDERR):
             os.dup2(target, stream)
         faulthandler.enable()
-        faulthandler.register(signal.SIGUSR1, STDERR)
+        stacks.write_on_signal()
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as the command line sets it; before torch
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
@@ -70,7 +70,7 @@ class Member:
 
     async def write_stacks(self) -> None:
         """Where every thread of this process is, into its log."""
-        faulthandler.dump_traceback(STDERR)
+        stacks.write()
 
     async def node(self) -> str:
         """Where this process is."""

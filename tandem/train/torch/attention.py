@@ -62,7 +62,7 @@ class Layout:
 
     cu_seqlens: Tensor  # int32, for varlen
     borders: Tensor  # the same on the CPU
-    max_length: int
+    longest: Tensor  # [tokens of the longest one, 0]: of an int, a compiled graph would make a constant
     buckets: tuple[Bucket, ...]  # for sdpa
     source_S: Tensor  # the packed token of each slot of the concatenated buckets; padding repeats a sequence's last one
     is_filled_S: Tensor  # where a slot is no padding
@@ -101,11 +101,14 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         sources.append(source.minimum(ends[members, None] - 1).flatten())
         filled.append(inside.flatten())
         offset += inside.numel()
-    cu_seqlens = torch.tensor(borders, dtype=torch.int32)
+    cu_seqlens, longest = torch.tensor(borders, dtype=torch.int32), torch.empty(max(lengths), 0)
+    cu_there = send(cu_seqlens, device)
+    for x in (cu_seqlens, cu_there, longest):  # one compiled graph takes all packs
+        torch._dynamo.maybe_mark_dynamic(x, 0)
     return Layout(
-        cu_seqlens=send(cu_seqlens, device),
+        cu_seqlens=cu_there,
         borders=cu_seqlens,
-        max_length=max(lengths),
+        longest=longest,
         buckets=tuple(buckets),
         source_S=send(torch.cat(sources), device),
         is_filled_S=send(torch.cat(filled), device),
@@ -164,7 +167,8 @@ def packed_attention(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
-    lengths = layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length
+    longest = layout.longest.shape[0]
+    lengths = layout.cu_seqlens, layout.cu_seqlens, longest, longest
     if (own := layout.own) is not None:
         key, value = key[own.keys], value[own.keys]
         lengths = own.cu_queries, own.cu_keys, own.max_queries, own.max_keys
