@@ -7,12 +7,12 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray  # type: ignore  # only Ray imports this module
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tandem.weights.buckets import Spec
     from tandem.weights.ways import CollectiveDoor, Gate, SharedDoor
 
+Result = TypeVar("Result")
 STDOUT, STDERR = 1, 2
 Warnings = list[tuple[str, int, str]]  # logger, level, text
 
@@ -143,6 +144,7 @@ class TrainerRank(Member):
     def __init__(self, log_file: Path) -> None:
         super().__init__(log_file)
         self._leads = False
+        self._shares = False  # its device with other processes: it is parked then
         self._snapshots: dict[int, WriteFiles] = {}
         self._store: Any = None
         self._gate: Gate | None = None
@@ -194,11 +196,27 @@ class TrainerRank(Member):
         return await self._worker.optim_step(divisor)
 
     async def park(self) -> None:
+        self._shares = True
         await self._worker.park()
+        await asyncio.to_thread(self._leave)
+
+    def _leave(self) -> None:
+        """Give back what torch keeps of freed memory for itself: other processes cannot use it."""
+        import torch
+
+        if self._shares:
+            torch.cuda.empty_cache()
+
+    def _and_leave(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """`work` between the turns of others."""
+        try:
+            return work(*arguments)
+        finally:
+            self._leave()
 
     async def export(self) -> tuple[list[Any], Delivery]:
         """All ranks put the weights together; the first one stores them, and says what it stored."""
-        return await asyncio.to_thread(self._export)
+        return await asyncio.to_thread(self._and_leave, self._export)
 
     def _export(self) -> tuple[list[Any], Delivery]:
         from tandem.launch.ray.parcels import store
@@ -212,7 +230,7 @@ class TrainerRank(Member):
 
     async def survey(self) -> tuple[list[Spec], Delivery]:
         """All ranks put the weights together and forget them; the first one says what they are."""
-        return await asyncio.to_thread(self._survey)
+        return await asyncio.to_thread(self._and_leave, self._survey)
 
     def _survey(self) -> tuple[list[Spec], Delivery]:
         seen = Survey(self._worker.export_weights())
@@ -240,7 +258,7 @@ class TrainerRank(Member):
 
     async def send(self, specs: Sequence[Spec], doors: Mapping[int, CollectiveDoor | None]) -> None:
         """All ranks put the weights together; those in `doors` send them, by a collective or (None) at their gate."""
-        await asyncio.to_thread(self._send, specs, doors)
+        await asyncio.to_thread(self._and_leave, self._send, specs, doors)
 
     def _send(self, specs: Sequence[Spec], doors: Mapping[int, CollectiveDoor | None]) -> None:
         from tandem.weights.buckets import send

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from itertools import count
 
+import torch
 from vllm import LLMEngine, SamplingParams  # type: ignore  # not every checkout has vllm
 from vllm.v1.engine import EngineCoreOutput  # type: ignore  # as above
 
@@ -99,11 +100,16 @@ class VllmDecoder:
 
     def wake(self) -> Metrics:
         before = self._used_bytes()
-        self._engine.wake_up(["weights"])
+        self._take_memory("weights")
         return memory_metrics("wake", before, self._used_bytes())
 
     def wake_cache(self) -> None:
-        self._engine.wake_up(["kv_cache"])
+        self._take_memory("kv_cache")
+
+    def _take_memory(self, tag: str) -> None:
+        """vLLM asks the device for it, which may not have what torch keeps for the trainers of this process."""
+        torch.cuda.empty_cache()
+        self._engine.wake_up([tag])
 
     def _used_bytes(self) -> list[int | None]:
         return self._engine.collective_rpc(workers.used_bytes)
