@@ -55,7 +55,7 @@ out="$(cd "$out" && pwd)"
 note() { printf '{"part": "%s", "text": "%s"}\n' "$1" "$(tr -d '\\"\000-\037' <<<"$2" | cut -c1-300)" >>"$out/notes.jsonl"; }
 
 # What each part takes of the time that is left, against those that are still to come. Parts whose figures are surest come first.
-weight() { case "$1" in a | b) echo 130 ;; c) echo 150 ;; d) echo 180 ;; e) echo 40 ;; esac }
+weight() { case "$1" in a) echo 140 ;; b) echo 120 ;; c) echo 200 ;; d) echo 220 ;; e) echo 45 ;; esac }
 left=()
 for part in a b e c d; do [[ ",$parts," == *",$part,"* ]] && left+=("$part"); done
 while [ ${#left[@]} -gt 0 ]; do
