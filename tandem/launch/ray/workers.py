@@ -161,6 +161,8 @@ class TrainerRank(Member):
     async def start(self, name: str, config: Config, plane: DataPlane, rank: Rank) -> None:
         """Join the other ranks, and load the model."""
         self.set_up(config)
+        import torch
+
         from tandem.launch.process import device_of
         from tandem.launch.trainers import build_trainer
 
@@ -172,6 +174,7 @@ class TrainerRank(Member):
             self._join(rank)
         self._plane = plane
         self._worker = build_trainer(name, config, plane)
+        torch.cuda.empty_cache()  # the whole model was on the device before this rank kept its part
 
     def _join(self, rank: Rank) -> None:
         import torch
