@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tandem.train.lengths import any_length
+
 
 class TokenStatistics(NamedTuple):
     """Of each row's distribution: the log-prob of its token, and the entropy. float32."""
@@ -81,21 +83,14 @@ def compiled_arithmetic() -> ChunkArithmetic:
     statistics, gradient = torch.compile(chunk_statistics), torch.compile(logits_gradient)
 
     def any_rows(products_CV: Tensor, column_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        _any_length(products_CV, column_C)
+        any_length(products_CV, column_C)
         return statistics(products_CV, column_C, temperature)
 
     def any_rows_back(products_CV: Tensor, of: ChunkBackward, temperature: float, dtype: torch.dtype) -> Tensor:
-        _any_length(products_CV, *of)
+        any_length(products_CV, *of)
         return gradient(products_CV, of, temperature, dtype)
 
     return ChunkArithmetic(any_rows, any_rows_back)
-
-
-def _any_length(*tensors: Tensor | None) -> None:
-    """Let a graph take any number of rows, but know the vocabulary: its kernels then read whole vectors."""
-    for tensor in tensors:
-        if tensor is not None:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def token_logprobs(

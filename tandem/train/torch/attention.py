@@ -20,6 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from tandem.train.backend import Pack, send
+from tandem.train.lengths import any_length
 from tandem.train.torch.context import Context
 from tandem.train.torch.long_attention import LARGEST_HEAD, attend_in_pack
 
@@ -103,8 +104,7 @@ def lay_out(pack: Pack, device: torch.device, kernel: Kernel, context: Context |
         offset += inside.numel()
     cu_seqlens, longest = torch.tensor(borders, dtype=torch.int32), torch.empty(max(lengths), 0)
     cu_there = send(cu_seqlens, device)
-    for x in (cu_seqlens, cu_there, longest):  # one compiled graph takes all packs
-        torch._dynamo.maybe_mark_dynamic(x, 0)
+    any_length(cu_seqlens, cu_there, longest)
     return Layout(
         cu_seqlens=cu_there,
         borders=cu_seqlens,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tandem.config.models import TrainedModel
+from tandem.train.lengths import any_length
 from tandem.train.torch.attention import Kernel
 
 MARKED = "_dynamo_weak_dynamic_indices"  # where torch keeps it
@@ -82,4 +83,4 @@ def let_vary(x: Tensor, tokens: int) -> None:
     """Let a graph take any number of tokens in place of these: in the first dimension of that size."""
     for one in (x, x._base):
         if one is not None and tokens in one.shape:
-            torch._dynamo.maybe_mark_dynamic(one, one.shape.index(tokens))
+            any_length(one, dimension=one.shape.index(tokens))
